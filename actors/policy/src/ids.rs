@@ -1,0 +1,102 @@
+//! Ids are subject-safe tokens, so that any id can stand in a NATS subject, a file name and an nftables comment unescaped.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// Longest id in bytes.
+pub const ID_LEN_MAX: usize = 64;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} id {text:?} is not valid: use 1 to {ID_LEN_MAX} characters out of A-Z a-z 0-9 _ -")]
+pub struct InvalidId {
+    pub kind: &'static str,
+    /// The offending text, cut to a length that is safe to print.
+    pub text: String,
+}
+
+fn check(kind: &'static str, text: &str) -> Result<(), InvalidId> {
+    let fits = (1..=ID_LEN_MAX).contains(&text.len());
+    if fits && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-') {
+        return Ok(());
+    }
+    Err(InvalidId { kind, text: text.chars().take(ID_LEN_MAX + 1).collect() })
+}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $kind:literal) => {
+        $(#[$doc])*
+        ///
+        /// Cheap to clone: the text is shared.
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            pub fn new(text: &str) -> Result<Self, InvalidId> {
+                check($kind, text)?;
+                Ok(Self(Arc::from(text)))
+            }
+
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = InvalidId;
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
+                Self::new(text)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}:{}", $kind, self.0)
+            }
+        }
+    };
+}
+
+id!(/// A security group.
+    GroupId, "group");
+id!(/// A space: a tenant's or project's part of a platform.
+    SpaceId, "space");
+id!(/// An application inside a space.
+    AppId, "app");
+id!(/// One workload: a container, a virtual machine, or a host itself.
+    WorkloadId, "workload");
+id!(/// A host that runs an agent.
+    HostId, "host");
+id!(/// An address space: the same address on two networks belongs to two workloads.
+    NetworkId, "network");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn length_is_bounded_on_both_sides() {
+        assert!(GroupId::new("").is_err());
+        assert!(GroupId::new(&"a".repeat(ID_LEN_MAX)).is_ok());
+        assert!(GroupId::new(&"a".repeat(ID_LEN_MAX + 1)).is_err());
+    }
+
+    #[test]
+    fn nothing_that_means_something_in_a_subject_passes() {
+        for bad in ["a.b", "a*", ">", "a b", "a\n", "ä", "a/b", "$x", "a\0"] {
+            let error = HostId::new(bad).unwrap_err();
+            assert!(error.to_string().contains("host id"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_error_never_prints_an_endless_id() {
+        let error = GroupId::new(&"ä".repeat(100_000)).unwrap_err();
+        assert!(error.text.chars().count() <= ID_LEN_MAX + 1);
+    }
+}
