@@ -5,10 +5,11 @@
 //! - [`rule`]: one rule of a group, normalised
 //! - [`topic`]: the replicated documents' names
 //! - [`doc`]: the replicated documents' contents, the edits to them and their digests
+//! - [`needs`]: which topics a host needs, from scratch and incrementally
 
 pub mod doc;
 pub mod ids;
-
+pub mod needs;
 pub mod net;
 pub mod rule;
 pub mod topic;
