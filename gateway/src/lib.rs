@@ -1,1 +1,6 @@
-
+//! The gateway (HTTP API), the operator's command line and the controller, in one binary `groupcast`.
+//!
+//! Empty so far. Here will live the API, bearer tokens, plan and explain (which run the pure engine of `groupcast-policy`
+//! locally on documents followed from the bus), the command line, and `groupcast up`, which runs everything on one machine.
+//!
+//! It may use `groupcast-control` and what is below it. It drives the agent as a process, never as a library.
