@@ -1,0 +1,300 @@
+//! Beats and enrolment.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use groupcast_policy::doc::Phase;
+use groupcast_policy::ids::{AppId, ID_LEN_MAX, NetworkId, SpaceId, WorkloadId};
+use groupcast_policy::net::Prefix;
+
+use crate::edit::{ID_BYTES_MIN, put_addresses, put_phase, read_addresses, read_phase};
+use crate::pack::{put_varint, take_numbers};
+use crate::status::{HostState, StateReader};
+use crate::wire::{self, Reader, read_message, required};
+use crate::{DecodeError, REASON_BYTES_MAX};
+
+/// Longest version of an agent in bytes. The encoder cuts longer ones.
+pub const VERSION_BYTES_MAX: usize = 32;
+/// Most workloads one registration names; a host with more registers in several messages.
+pub const REGISTER_WORKLOADS_MAX: usize = 1024;
+/// Most labels of one workload.
+pub const LABELS_MAX: usize = 64;
+/// Longest key of a label in bytes: a domain, a slash and a name.
+pub const LABEL_KEY_BYTES_MAX: usize = 320;
+/// Longest value of a label in bytes.
+pub const LABEL_VALUE_BYTES_MAX: usize = 256;
+
+const KNOWN: u64 = 0;
+const UNKNOWN: u64 = 1;
+const REGISTERED: u64 = 0;
+const REFUSED: u64 = 1;
+
+// ---- beats
+
+/// A host is alive: `b` boot, `n` count, `t` term, `a` the agent's version, and the host's state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Beat {
+    /// Which start of the agent this is.
+    pub boot: u64,
+    /// Beats since then.
+    pub count: u64,
+    /// The highest seen.
+    pub term: u64,
+    pub version: String,
+    pub state: HostState,
+}
+
+impl Beat {
+    pub fn encode(&self) -> Vec<u8> {
+        wire::message(|fields| {
+            fields.uint(b'b', self.boot);
+            fields.uint(b'n', self.count);
+            fields.uint(b't', self.term);
+            fields.text_cut(b'a', &self.version, VERSION_BYTES_MAX);
+            self.state.write(fields);
+        })
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Beat, DecodeError> {
+        let (mut boot, mut count, mut term, mut version) = (None, None, None, "");
+        let mut state = StateReader::default();
+        read_message(bytes, |key, reader| {
+            match key {
+                b'b' => boot = Some(reader.uint("boot")?),
+                b'n' => count = Some(reader.uint("count")?),
+                b't' => term = Some(reader.uint("term")?),
+                b'a' => version = reader.text("agent version", VERSION_BYTES_MAX)?,
+                key => state.field(key, reader)?,
+            }
+            Ok(())
+        })?;
+        Ok(Beat {
+            boot: required(boot, "boot")?,
+            count: required(count, "count")?,
+            term: required(term, "term")?,
+            version: version.to_owned(),
+            state: state.finish()?,
+        })
+    }
+}
+
+/// `k` which answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BeatAnswer {
+    Known,
+    /// The host's entry is gone: enrol again.
+    Unknown,
+}
+
+impl BeatAnswer {
+    pub fn encode(&self) -> Vec<u8> {
+        wire::message(|fields| {
+            fields.uint(
+                b'k',
+                match self {
+                    BeatAnswer::Known => KNOWN,
+                    BeatAnswer::Unknown => UNKNOWN,
+                },
+            );
+        })
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<BeatAnswer, DecodeError> {
+        let mut kind = None;
+        read_message(bytes, |key, reader| {
+            match key {
+                b'k' => kind = Some(reader.uint("beat answer")?),
+                _ => reader.skip()?,
+            }
+            Ok(())
+        })?;
+        match required(kind, "beat answer")? {
+            KNOWN => Ok(BeatAnswer::Known),
+            UNKNOWN => Ok(BeatAnswer::Unknown),
+            found => Err(DecodeError::Unknown { item: "beat answer", found }),
+        }
+    }
+}
+
+// ---- enrolment
+
+/// A host enrols itself and its workloads: `b` boot, `t` template, `w` workloads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Register {
+    /// Which start of the agent this is.
+    pub boot: u64,
+    /// An id; what the host's workloads may be.
+    pub template: Option<String>,
+    pub workloads: Vec<RegisterWorkload>,
+}
+
+/// `w` workload, `n` network, `a` `A` addresses and `p` `P` prefixes, `l` labels (keys and values in turn), `s` space, `y` app, `f` phase,
+/// `i` incarnation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegisterWorkload {
+    pub workload: WorkloadId,
+    pub network: NetworkId,
+    pub addresses: BTreeSet<Prefix>,
+    pub labels: BTreeMap<String, String>,
+    pub space: Option<SpaceId>,
+    pub app: Option<AppId>,
+    pub phase: Phase,
+    /// The one the host remembers, if any; the registrar decides.
+    pub incarnation: Option<u64>,
+}
+
+/// Map header, and `w` and `n` at their shortest.
+const WORKLOAD_BYTES_MIN: usize = 1 + 4 + 4;
+
+impl Register {
+    pub fn encode(&self) -> Vec<u8> {
+        wire::message(|fields| {
+            fields.uint(b'b', self.boot);
+            fields.optional_text(b't', self.template.as_deref());
+            fields.list(b'w', &self.workloads, write_workload);
+        })
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Register, DecodeError> {
+        let (mut boot, mut template, mut workloads) = (None, None, Vec::new());
+        read_message(bytes, |key, reader| {
+            match key {
+                b'b' => boot = Some(reader.uint("boot")?),
+                b't' => template = Some(read_template(reader)?),
+                b'w' => workloads = reader.list("workloads", REGISTER_WORKLOADS_MAX, WORKLOAD_BYTES_MIN, read_workload)?,
+                _ => reader.skip()?,
+            }
+            Ok(())
+        })?;
+        Ok(Register { boot: required(boot, "boot")?, template, workloads })
+    }
+}
+
+fn read_template(reader: &mut Reader) -> Result<String, DecodeError> {
+    let text = reader.text("template", ID_LEN_MAX)?;
+    let valid = !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    if valid { Ok(text.to_owned()) } else { Err(DecodeError::Malformed { item: "template" }) }
+}
+
+fn write_workload(out: &mut Vec<u8>, workload: &RegisterWorkload) {
+    wire::map(out, |fields| {
+        fields.text(b'w', workload.workload.as_str());
+        fields.text(b'n', workload.network.as_str());
+        put_addresses(fields, &workload.addresses);
+        let labels: Vec<&String> = workload.labels.iter().flat_map(|(key, value)| [key, value]).collect();
+        fields.list(b'l', &labels, |out, text| wire::text(out, text));
+        fields.optional_text(b's', workload.space.as_ref().map(SpaceId::as_str));
+        fields.optional_text(b'y', workload.app.as_ref().map(AppId::as_str));
+        put_phase(fields, workload.phase);
+        workload.incarnation.iter().for_each(|incarnation| fields.uint(b'i', *incarnation));
+    });
+}
+
+fn read_workload(reader: &mut Reader) -> Result<RegisterWorkload, DecodeError> {
+    let (mut workload, mut network, mut space, mut app, mut incarnation) = (None, None, None, None, None);
+    let (mut addresses, mut labels, mut phase) = (BTreeSet::new(), BTreeMap::new(), Phase::Running);
+    reader.map("workload", |key, reader| {
+        match key {
+            b'w' => workload = Some(WorkloadId::new(reader.text("workload", ID_LEN_MAX)?)?),
+            b'n' => network = Some(NetworkId::new(reader.text("network", ID_LEN_MAX)?)?),
+            b'a' | b'A' | b'p' | b'P' => read_addresses(key, reader, &mut addresses)?,
+            b'l' => labels = read_labels(reader)?,
+            b's' => space = Some(SpaceId::new(reader.text("space", ID_LEN_MAX)?)?),
+            b'y' => app = Some(AppId::new(reader.text("app", ID_LEN_MAX)?)?),
+            b'f' => phase = read_phase(reader)?,
+            b'i' => incarnation = Some(reader.uint("incarnation")?),
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    let (workload, network) = (required(workload, "workload")?, required(network, "network")?);
+    Ok(RegisterWorkload { workload, network, addresses, labels, space, app, phase, incarnation })
+}
+
+fn read_labels(reader: &mut Reader) -> Result<BTreeMap<String, String>, DecodeError> {
+    let mut is_key = false;
+    let texts = reader.list("labels", 2 * LABELS_MAX, 1, |reader| {
+        is_key = !is_key;
+        let text = reader.text("label", if is_key { LABEL_KEY_BYTES_MAX } else { LABEL_VALUE_BYTES_MAX })?;
+        if is_key && text.is_empty() { Err(DecodeError::Malformed { item: "label" }) } else { Ok(text) }
+    })?;
+    let (pairs, unpaired) = texts.as_chunks::<2>();
+    if !unpaired.is_empty() {
+        return Err(DecodeError::Malformed { item: "labels" });
+    }
+    let mut labels = BTreeMap::new();
+    for [key, value] in pairs {
+        if labels.insert((*key).to_owned(), (*value).to_owned()).is_some() {
+            return Err(DecodeError::Duplicate { item: "label" });
+        }
+    }
+    Ok(labels)
+}
+
+/// `k` which answer; registered: `w` workloads, `i` their incarnations; refused: `x` reason, `y` retryable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RegisterAnswer {
+    Registered {
+        /// Each workload once.
+        incarnations: Vec<(WorkloadId, u64)>,
+    },
+    Refused {
+        /// The same registration may succeed later: the template may appear, the address may be released.
+        retryable: bool,
+        reason: String,
+    },
+}
+
+impl RegisterAnswer {
+    pub fn encode(&self) -> Vec<u8> {
+        wire::message(|fields| match self {
+            RegisterAnswer::Registered { incarnations } => {
+                let mut numbers = Vec::new();
+                incarnations.iter().for_each(|(_, incarnation)| put_varint(&mut numbers, u128::from(*incarnation)));
+                fields.uint(b'k', REGISTERED);
+                fields.list(b'w', incarnations, |out, (workload, _)| wire::text(out, workload.as_str()));
+                fields.packed(b'i', &numbers);
+            }
+            RegisterAnswer::Refused { retryable, reason } => {
+                fields.uint(b'k', REFUSED);
+                fields.text_cut(b'x', reason, REASON_BYTES_MAX);
+                fields.flag_unless(false, b'y', *retryable);
+            }
+        })
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<RegisterAnswer, DecodeError> {
+        let (mut kind, mut workloads, mut numbers) = (None, Vec::new(), [].as_slice());
+        let (mut reason, mut retryable) = (None, None);
+        read_message(bytes, |key, reader| {
+            match key {
+                b'k' => kind = Some(reader.uint("register answer")?),
+                b'w' => {
+                    workloads = reader.list("workloads", REGISTER_WORKLOADS_MAX, ID_BYTES_MIN, |reader| {
+                        Ok(WorkloadId::new(reader.text("workload", ID_LEN_MAX)?)?)
+                    })?;
+                }
+                b'i' => numbers = reader.packed("incarnations")?,
+                b'x' => reason = Some(reader.text("reason", REASON_BYTES_MAX)?),
+                b'y' => retryable = Some(reader.flag("retryable")?),
+                _ => reader.skip()?,
+            }
+            Ok(())
+        })?;
+        match required(kind, "register answer")? {
+            REGISTERED if reason.is_none() && retryable.is_none() => {
+                let distinct: BTreeSet<&WorkloadId> = workloads.iter().collect();
+                if distinct.len() < workloads.len() {
+                    return Err(DecodeError::Duplicate { item: "workload" });
+                }
+                let numbers = take_numbers(numbers, workloads.len(), "incarnations")?;
+                Ok(RegisterAnswer::Registered { incarnations: workloads.into_iter().zip(numbers).collect() })
+            }
+            REFUSED if workloads.is_empty() && numbers.is_empty() => Ok(RegisterAnswer::Refused {
+                retryable: retryable.unwrap_or(false),
+                reason: required(reason, "reason")?.to_owned(),
+            }),
+            REGISTERED | REFUSED => Err(DecodeError::Contradiction { item: "register answer" }),
+            found => Err(DecodeError::Unknown { item: "register answer", found }),
+        }
+    }
+}
