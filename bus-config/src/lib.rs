@@ -1,1 +1,11 @@
+//! The bus as groupcast uses it: every name, stream, account and permission, and the servers that carry them.
+//!
+//! - [`subjects`]: every subject, from typed functions; no other file formats one
+//! - [`streams`]: the streams as data, created and then checked against what the server stored
+//! - [`server`]: finding, starting, hurting and ending a nats-server, alone or as a cluster of three
+//!
+//! Why answers to hosts have a subject of their own ([`subjects::answer`]) instead of the reply field is said in [`subjects`].
 
+pub mod server;
+pub mod streams;
+pub mod subjects;

@@ -1,0 +1,210 @@
+//! The four streams as data. [`ensure`] creates or updates them and then compares what the server says it stored with what was
+//! asked: servers drop settings they do not know without a word, and a bus without atomic batches or republish must not be used.
+
+use std::time::Duration;
+
+use async_nats::Client;
+use serde_json::{Value, json};
+
+use crate::subjects;
+
+mod check;
+mod probe;
+
+pub use check::{SERVER_VERSION_MIN, dropped_setting, parse_version, version_supported};
+pub use probe::{BATCH_MESSAGES_MAX, batch_limit_at_least};
+
+/// Versions kept of one CATALOG document: what undo can reach. Small, because the server slows down once the limit bites.
+pub const CATALOG_HISTORY: i64 = 8;
+/// How long AUDIT keeps what happened.
+pub const AUDIT_AGE: Duration = Duration::from_secs(90 * 24 * 3600);
+/// How long one request of [`ensure`] may take; a cluster that is electing leaders answers late.
+pub const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("nats-server {found} is too old: groupcast needs {}.{}.{} or newer", SERVER_VERSION_MIN.0, SERVER_VERSION_MIN.1, SERVER_VERSION_MIN.2)]
+    ServerTooOld { found: String },
+    #[error(
+        "nats-server {version} did not store setting {setting} of stream {stream}: asked for {asked}, it holds {stored}; use a server \
+         that supports it, or remove what overrides it"
+    )]
+    SettingDropped { version: String, stream: &'static str, setting: String, asked: String, stored: String },
+    #[error("nats-server {version} refused stream {stream}: {description} (code {code})")]
+    Refused { version: String, stream: &'static str, code: u64, description: String },
+    #[error(
+        "nats-server {version} allows batches of {found} messages, groupcast needs {needed}: set `jetstream {{ limits {{ batch {{ max_msgs: \
+         {needed} }} }} }}` on every server"
+    )]
+    BatchLimit { version: String, found: u64, needed: u64 },
+    #[error("measuring the batch limit of nats-server {version} failed: {description} (code {code}); try again")]
+    BatchProbe { version: String, code: u64, description: String },
+    #[error("no answer to {subject} within {} s: is JetStream enabled for this account and is a leader elected?", REQUEST_DEADLINE.as_secs())]
+    NoAnswer { subject: String },
+    #[error("the server's answer to {subject} cannot be read: {reason}")]
+    BadAnswer { subject: String, reason: String },
+    #[error("sending to the bus failed: {0}")]
+    Send(String),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    File,
+    Memory,
+}
+
+/// One stream. What is not a field here is the server's default and nothing depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stream {
+    pub name: &'static str,
+    pub subjects: &'static [&'static str],
+    pub storage: Storage,
+    /// Messages kept per subject; -1 for all of them.
+    pub per_subject: i64,
+    pub age_max: Option<Duration>,
+    pub republish: Option<(&'static str, &'static str)>,
+    pub atomic: bool,
+    /// Lets a tombstone vanish by itself: only a message that carries a TTL header is concerned.
+    pub message_ttl: bool,
+    pub sources: &'static [&'static str],
+    /// Nothing can be deleted or purged, not even by an administrator of the account.
+    pub append_only: bool,
+}
+
+pub const CATALOG: Stream = Stream {
+    name: "CATALOG",
+    subjects: &[subjects::CATALOG_ALL],
+    storage: Storage::File,
+    per_subject: CATALOG_HISTORY,
+    // Ageing out a subject's last message would reset its compare-and-swap base.
+    age_max: None,
+    republish: None,
+    atomic: true,
+    message_ttl: true,
+    sources: &[],
+    append_only: false,
+};
+
+pub const REGISTRY: Stream = Stream { name: "REGISTRY", subjects: &[subjects::REGISTRY_ALL], per_subject: 1, ..CATALOG };
+
+/// In memory, because everything in it is derived: lost, it is rebuilt under a higher term.
+pub const TOPICS: Stream = Stream {
+    name: "TOPICS",
+    subjects: &[subjects::WRITE_ALL],
+    storage: Storage::Memory,
+    per_subject: 1,
+    republish: Some((subjects::WRITE_ALL, subjects::READ_ALL)),
+    message_ttl: false,
+    ..CATALOG
+};
+
+pub const AUDIT: Stream = Stream {
+    name: "AUDIT",
+    subjects: &[],
+    storage: Storage::File,
+    per_subject: -1,
+    age_max: Some(AUDIT_AGE),
+    republish: None,
+    atomic: false,
+    message_ttl: false,
+    sources: &["CATALOG", "REGISTRY"],
+    append_only: true,
+};
+
+/// In the order in which they are made: what is sourced comes first.
+pub const ALL: [Stream; 4] = [CATALOG, REGISTRY, TOPICS, AUDIT];
+
+impl Stream {
+    /// The configuration as JetStream's API takes it.
+    ///
+    /// Raw JSON instead of the client library's type, because the comparison afterwards must see exactly what was sent and what
+    /// came back, including fields that library does not know.
+    pub fn config(&self, replicas: usize) -> Value {
+        let mut config = json!({
+            "name": self.name,
+            "retention": "limits",
+            "discard": "old",
+            "storage": match self.storage { Storage::File => "file", Storage::Memory => "memory" },
+            "num_replicas": replicas,
+            "max_msgs_per_subject": self.per_subject,
+            "max_age": self.age_max.map_or(0, |age| age.as_nanos() as u64),
+            "max_msgs": -1,
+            "max_bytes": -1,
+            "max_msg_size": -1,
+            "max_consumers": -1,
+            "no_ack": false,
+            "allow_direct": true,
+            "allow_atomic": self.atomic,
+            "allow_msg_ttl": self.message_ttl,
+            "deny_delete": self.append_only,
+            "deny_purge": self.append_only,
+            "allow_rollup_hdrs": false,
+            "sealed": false,
+        });
+        if !self.subjects.is_empty() {
+            config["subjects"] = json!(self.subjects);
+        }
+        if let Some((src, dest)) = self.republish {
+            config["republish"] = json!({ "src": src, "dest": dest });
+        }
+        if !self.sources.is_empty() {
+            config["sources"] = self.sources.iter().map(|name| json!({ "name": name })).collect();
+        }
+        config
+    }
+}
+
+/// Makes all streams exist as described here and proves that the server understood it. Safe to run from several controllers at
+/// once and again at any time.
+pub async fn ensure(client: &Client, replicas: usize) -> Result<(), Error> {
+    let version = client.server_info().version;
+    if !version_supported(&version) {
+        return Err(Error::ServerTooOld { found: version });
+    }
+    for stream in &ALL {
+        ensure_one(client, stream, replicas).await?;
+    }
+    batch_limit_at_least(client, BATCH_MESSAGES_MAX).await
+}
+
+/// JetStream's codes for "no such stream" and "a stream of that name exists with another configuration".
+const STREAM_NOT_FOUND: u64 = 10059;
+const STREAM_NAME_IN_USE: u64 = 10058;
+
+/// Makes one stream exist as described and checks what the server stored.
+pub async fn ensure_one(client: &Client, stream: &Stream, replicas: usize) -> Result<(), Error> {
+    let version = client.server_info().version;
+    let wanted = stream.config(replicas);
+    let mut answer = api(client, "STREAM.UPDATE", stream.name, &wanted).await?;
+    if code(&answer) == Some(STREAM_NOT_FOUND) {
+        answer = api(client, "STREAM.CREATE", stream.name, &wanted).await?;
+        if code(&answer) == Some(STREAM_NAME_IN_USE) {
+            // Another controller, perhaps of another version, created it in between.
+            answer = api(client, "STREAM.UPDATE", stream.name, &wanted).await?;
+        }
+    }
+    if let Some(code) = code(&answer) {
+        let description = answer["error"]["description"].as_str().unwrap_or("no description").to_owned();
+        return Err(Error::Refused { version, stream: stream.name, code, description });
+    }
+    match dropped_setting(&wanted, &answer["config"]) {
+        None => Ok(()),
+        Some((setting, asked, stored)) => Err(Error::SettingDropped { version, stream: stream.name, setting, asked, stored }),
+    }
+}
+
+fn code(answer: &Value) -> Option<u64> {
+    let error = answer.get("error")?;
+    Some(error["err_code"].as_u64().or_else(|| error["code"].as_u64()).unwrap_or(0))
+}
+
+async fn api(client: &Client, verb: &str, stream: &str, body: &Value) -> Result<Value, Error> {
+    let subject = format!("$JS.API.{verb}.{stream}");
+    let request = client.request(subject.clone(), body.to_string().into());
+    match tokio::time::timeout(REQUEST_DEADLINE, request).await {
+        Ok(Ok(message)) => {
+            serde_json::from_slice(&message.payload).map_err(|error| Error::BadAnswer { subject, reason: error.to_string() })
+        }
+        Ok(Err(_)) | Err(_) => Err(Error::NoAnswer { subject }),
+    }
+}

@@ -1,0 +1,259 @@
+//! Every subject of the bus. What stands here is the wire: a change is a change of protocol.
+//!
+//! # Answers to hosts
+//!
+//! A host asks on `gc.<service>.<host>` and is answered on `gc.answer.<host>.<token>`, never through the reply field. The server
+//! does not check a reply field against any permission: with answers sent to it, one host could have the controller's answer to
+//! it delivered to another host's inbox or topic. So a request carries its answer token in the header [`ANSWER_TOKEN`], the
+//! controller publishes to [`answer_to`] the request's subject, whose host the bus has verified, and no controller credential
+//! may publish to a reply from the hosts' account at all. A host keeps one subscription to [`answers`] for all its requests.
+
+use std::net::IpAddr;
+
+use groupcast_policy::ids::{HostId, InvalidId, NetworkId, WorkloadId};
+use groupcast_policy::topic::Topic;
+
+/// Root of what the leader writes; TOPICS captures it. Only the leading controller publishes below it, nobody subscribes.
+const WRITE: &str = "gc.w.";
+/// Root of what TOPICS republishes; only the server itself publishes below it.
+const READ: &str = "gc.t.";
+
+pub const WRITE_ALL: &str = "gc.w.>";
+pub const READ_ALL: &str = "gc.t.>";
+/// First message of every batch: fence, progress mark and lease.
+pub const LEAD_WRITE: &str = "gc.w.leader";
+pub const LEAD_READ: &str = "gc.t.leader";
+/// Where the batch limit is measured at start; nothing is ever committed here.
+pub const PROBE_WRITE: &str = "gc.w.probe";
+
+/// Which topics any host may read besides its own: hosts choose among them, the bus does not.
+pub const READ_SCOPES: &str = "gc.t.scope.>";
+pub const READ_RULES: &str = "gc.t.rules.>";
+pub const READ_MEMBERS: &str = "gc.t.members.>";
+
+pub fn write(topic: &Topic) -> String {
+    format!("{WRITE}{topic}")
+}
+
+pub fn read(topic: &Topic) -> String {
+    format!("{READ}{topic}")
+}
+
+/// The topic a republished message belongs to; `None` for the leader's chain and for anything that is no topic.
+pub fn parse_read(subject: &str) -> Option<Topic> {
+    Topic::parse(subject.strip_prefix(READ)?).ok()
+}
+
+/// The topic a written message belongs to, as the republish header `Nats-Subject` names it.
+pub fn parse_write(subject: &str) -> Option<Topic> {
+    Topic::parse(subject.strip_prefix(WRITE)?).ok()
+}
+
+/// What a host asks of the controllers, or is told by them. One row a line: function, wildcard, root.
+macro_rules! per_host {
+    ($($(#[$doc:meta])* $function:ident, $all:ident, $root:literal;)*) => {
+        $(
+            $(#[$doc])*
+            pub fn $function(host: &HostId) -> String {
+                format!(concat!($root, ".{}"), host)
+            }
+            pub const $all: &str = concat!($root, ".*");
+        )*
+        const PER_HOST_ROOTS: &[&str] = &[$($root),*];
+    };
+}
+
+per_host! {
+    /// Asks for topics, with the revisions held.
+    snap, SNAP_ALL, "gc.snap";
+    /// Announces a workload of this host, or its end.
+    register, REGISTER_ALL, "gc.register";
+    /// Says that the host lives.
+    beat, BEAT_ALL, "gc.beat";
+    /// Says which revisions the kernel enforces.
+    ack, ACK_ALL, "gc.ack";
+    /// Compares the hash of all revisions held.
+    entropy, ENTROPY_ALL, "gc.entropy";
+    /// To the host: nudges and orders.
+    ctl, CTL_ALL, "gc.ctl";
+}
+
+/// The services hosts may call. `gc.ctl` is not among them: it goes the other way.
+pub const SERVICES_ALL: [&str; 5] = [SNAP_ALL, REGISTER_ALL, BEAT_ALL, ACK_ALL, ENTROPY_ALL];
+
+/// The services of one host, in the order of [`SERVICES_ALL`].
+pub fn services(host: &HostId) -> [String; 5] {
+    [snap(host), register(host), beat(host), ack(host), entropy(host)]
+}
+
+/// The host that a service request came from or an order goes to. The bus lets a host publish its own name only, so on the
+/// controller's side this is an authenticated identity.
+pub fn host_of(subject: &str) -> Option<HostId> {
+    let (root, host) = subject.rsplit_once('.')?;
+    if !PER_HOST_ROOTS.contains(&root) {
+        return None;
+    }
+    HostId::new(host).ok()
+}
+
+/// Header of a request that names the token its answer is to be sent under.
+pub const ANSWER_TOKEN: &str = "Gc-Answer";
+/// Longest answer token in bytes.
+pub const ANSWER_TOKEN_LEN_MAX: usize = groupcast_policy::ids::ID_LEN_MAX;
+/// Everything controllers answer to hosts.
+pub const ANSWER_ALL: &str = "gc.answer.*.*";
+
+/// What a host subscribes to in order to receive the answers to all its requests.
+pub fn answers(host: &HostId) -> String {
+    format!("gc.answer.{host}.*")
+}
+
+/// Where an answer with this token goes; `None` when the token is not a subject-safe token of 1 to [`ANSWER_TOKEN_LEN_MAX`] bytes.
+pub fn answer(host: &HostId, token: &str) -> Option<String> {
+    // Answer tokens obey the rule of ids, which is what keeps a hostile token from naming another subject.
+    let token = WorkloadId::new(token).ok()?;
+    Some(format!("gc.answer.{host}.{token}"))
+}
+
+/// Where the answer to a request goes, given the request's subject and its [`ANSWER_TOKEN`] header; always to the host that asked.
+pub fn answer_to(request_subject: &str, token: &str) -> Option<String> {
+    answer(&host_of(request_subject)?, token)
+}
+
+/// The token of an answer that arrived.
+pub fn answer_token(subject: &str) -> Option<&str> {
+    let (host, token) = subject.strip_prefix("gc.answer.")?.split_once('.')?;
+    (HostId::new(host).is_ok() && WorkloadId::new(token).is_ok()).then_some(token)
+}
+
+/// A controller asks another for everything it holds. Never exported to hosts.
+pub const REPLICA: &str = "gc.replica";
+
+/// Kinds of documents in CATALOG.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CatalogKind {
+    /// Leads an atomic batch of documents and makes it idempotent.
+    Change,
+    Group,
+    /// A host credential's grant: which templates it may use.
+    Host,
+    Source,
+    Template,
+    /// The highest leader term.
+    Term,
+    /// An operator's token, hashed.
+    Token,
+}
+
+impl CatalogKind {
+    pub const ALL: [Self; 7] = [Self::Change, Self::Group, Self::Host, Self::Source, Self::Template, Self::Term, Self::Token];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Change => "change",
+            Self::Group => "group",
+            Self::Host => "host",
+            Self::Source => "source",
+            Self::Template => "template",
+            Self::Term => "term",
+            Self::Token => "token",
+        }
+    }
+}
+
+pub const CATALOG_ALL: &str = "gc.cat.>";
+/// Where the highest leader term is stored, by compare-and-swap.
+pub const CATALOG_TERM: &str = "gc.cat.term.leader";
+
+/// A document's subject; the id obeys the rule of all ids.
+pub fn catalog(kind: CatalogKind, id: &str) -> Result<String, InvalidId> {
+    let checked = WorkloadId::new(id).map_err(|error| InvalidId { kind: kind.as_str(), ..error })?;
+    Ok(format!("gc.cat.{}.{checked}", kind.as_str()))
+}
+
+/// All documents of a kind.
+pub fn catalog_kind_all(kind: CatalogKind) -> String {
+    format!("gc.cat.{}.*", kind.as_str())
+}
+
+/// Kind and id of a CATALOG subject. An id that came from the bus is checked like any other.
+pub fn parse_catalog(subject: &str) -> Option<(CatalogKind, &str)> {
+    let (kind, id) = subject.strip_prefix("gc.cat.")?.split_once('.')?;
+    let kind = CatalogKind::ALL.into_iter().find(|known| known.as_str() == kind)?;
+    WorkloadId::new(id).ok()?;
+    Some((kind, id))
+}
+
+pub const REGISTRY_ALL: &str = "gc.reg.>";
+
+pub fn registry_workload(network: &NetworkId, workload: &WorkloadId) -> String {
+    format!("gc.reg.w.{network}.{workload}")
+}
+
+/// The claim on an address. An IPv4 address written as IPv6 (`::ffff:a.b.c.d`) is the same claim.
+pub fn registry_address(network: &NetworkId, address: IpAddr) -> String {
+    match address.to_canonical() {
+        IpAddr::V4(v4) => format!("gc.reg.a.{network}.{:08x}", v4.to_bits()),
+        IpAddr::V6(v6) => format!("gc.reg.a.{network}.{:032x}", v6.to_bits()),
+    }
+}
+
+pub fn registry_host(host: &HostId) -> String {
+    format!("gc.reg.h.{host}")
+}
+
+/// What a REGISTRY subject is about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RegistryKey {
+    Workload(NetworkId, WorkloadId),
+    Address(NetworkId, IpAddr),
+    Host(HostId),
+}
+
+pub fn parse_registry(subject: &str) -> Option<RegistryKey> {
+    let (kind, rest) = subject.strip_prefix("gc.reg.")?.split_once('.')?;
+    let in_network = || {
+        let (network, id) = rest.split_once('.')?;
+        Some((NetworkId::new(network).ok()?, id))
+    };
+    let key = match kind {
+        "w" => in_network().and_then(|(network, id)| Some(RegistryKey::Workload(network, WorkloadId::new(id).ok()?)))?,
+        "a" => in_network().and_then(|(network, hex)| {
+            let address = match hex.len() {
+                8 => IpAddr::from(u32::from_str_radix(hex, 16).ok()?.to_be_bytes()),
+                32 => IpAddr::from(u128::from_str_radix(hex, 16).ok()?.to_be_bytes()),
+                _ => return None,
+            };
+            Some(RegistryKey::Address(network, address))
+        })?,
+        "h" => RegistryKey::Host(HostId::new(rest).ok()?),
+        _ => return None,
+    };
+    // One spelling per key, so that no two subjects claim the same thing.
+    (key.subject() == subject).then_some(key)
+}
+
+impl RegistryKey {
+    pub fn subject(&self) -> String {
+        match self {
+            Self::Workload(network, workload) => registry_workload(network, workload),
+            Self::Address(network, address) => registry_address(network, *address),
+            Self::Host(host) => registry_host(host),
+        }
+    }
+}
+
+/// Inbox of a host's client library: the token names the host, so that a credential can be confined to it.
+pub fn inbox_prefix(host: &HostId) -> String {
+    format!("_INBOX_{host}")
+}
+
+/// Inbox of a controller, gateway or viewer. Two tokens, unlike a host's, so that controllers can be allowed to answer each
+/// other on `_INBOX.>` without being allowed anything else.
+pub fn control_inbox_prefix(name: &HostId) -> String {
+    format!("_INBOX.{name}")
+}
+
+#[cfg(test)]
+#[path = "subjects_tests.rs"]
+mod tests;
