@@ -157,7 +157,7 @@ impl Stream {
 /// Makes all streams exist as described here and proves that the server understood it. Safe to run from several controllers at
 /// once and again at any time.
 pub async fn ensure(client: &Client, replicas: usize) -> Result<(), Error> {
-    let version = client.server_info().version;
+    let version = connected_version(client).await?;
     if !version_supported(&version) {
         return Err(Error::ServerTooOld { found: version });
     }
@@ -165,6 +165,14 @@ pub async fn ensure(client: &Client, replicas: usize) -> Result<(), Error> {
         ensure_one(client, stream, replicas).await?;
     }
     batch_limit_at_least(client, BATCH_MESSAGES_MAX).await
+}
+
+/// The version of the server the client is connected to. A client that connects in the background knows none at first.
+async fn connected_version(client: &Client) -> Result<String, Error> {
+    let flushed = tokio::time::timeout(REQUEST_DEADLINE, client.flush()).await;
+    let no_answer = || Error::NoAnswer { subject: "PING".to_owned() };
+    flushed.map_err(|_| no_answer())?.map_err(|error| Error::Send(error.to_string()))?;
+    Ok(client.server_info().version)
 }
 
 /// JetStream's codes for "no such stream" and "a stream of that name exists with another configuration".
