@@ -332,9 +332,9 @@ mod tests {
         };
         assert_eq!(
             names(false),
-            ["src/a.rs", "src/a/b.rs", "src/elsewhere/odd.rs", "src/elsewhere/part.rs", "src/inline/deep.rs", "src/lib.rs"]
+            ["src/a/b.rs", "src/a.rs", "src/elsewhere/odd.rs", "src/elsewhere/part.rs", "src/inline/deep.rs", "src/lib.rs"]
         );
-        assert_eq!(names(true), ["src/a/b/tests.rs", "src/tests.rs", "src/tests/more.rs"]);
+        assert_eq!(names(true), ["src/a/b/tests.rs", "src/tests/more.rs", "src/tests.rs"]);
     }
 
     #[test]
