@@ -74,6 +74,10 @@ id!(/// A host that runs an agent.
     HostId, "host");
 id!(/// An address space: the same address on two networks belongs to two workloads.
     NetworkId, "network");
+id!(/// What a self-registering workload of a kind may be.
+    TemplateId, "template");
+id!(/// A system that groups and workloads are read from. What it owns has ids that begin with this one.
+    SourceId, "source");
 
 #[cfg(test)]
 mod tests {

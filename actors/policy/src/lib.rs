@@ -6,10 +6,23 @@
 //! - [`topic`]: the replicated documents' names
 //! - [`doc`]: the replicated documents' contents, the edits to them and their digests
 //! - [`needs`]: which topics a host needs, from scratch and incrementally
+//! - [`packet`]: what a packet shows to a rule
+//! - [`normal`]: the normal form of rules
+//! - [`text`]: the one-line text form of rules
+//! - [`model`]: the desired state and its meaning
+//! - [`written`]: documents in YAML and JSON, and the dialects of Cloud Foundry and Neutron
 
 pub mod doc;
 pub mod ids;
+pub mod model;
 pub mod needs;
 pub mod net;
+pub mod normal;
+pub mod packet;
 pub mod rule;
+pub mod text;
 pub mod topic;
+pub mod written;
+
+#[cfg(test)]
+mod testing;
