@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 
 use bytes::Bytes;
 
@@ -61,9 +63,10 @@ pub struct Client {
 
 struct Inbox {
     prefix: String,
-    sid: u64,
     requests: u64,
 }
+
+static INBOXES: AtomicU64 = AtomicU64::new(0);
 
 impl Client {
     pub async fn connect(address: SocketAddr, options: &ConnectOptions) -> Result<Self, ConnectError> {
@@ -137,27 +140,27 @@ impl Client {
 
     /// A fresh reply subject that this client listens on.
     pub fn reply_subject(&mut self) -> String {
-        if self.inbox.is_none() {
-            // Unique among the clients of this machine, which is all that loopback benchmarks need.
-            let prefix = format!("_INBOX.{}.{:p}", std::process::id(), std::ptr::from_ref(self));
-            let sid = self.subscribe(&format!("{prefix}.*"));
-            self.inbox = Some(Inbox { prefix, sid, requests: 0 });
-        }
-        match &mut self.inbox {
-            Some(inbox) => {
-                inbox.requests += 1;
-                format!("{}.{}.{}", inbox.prefix, inbox.requests, inbox.sid)
+        let mut inbox = match self.inbox.take() {
+            Some(inbox) => inbox,
+            None => {
+                // Unique among the clients of this machine, which is all that loopback needs.
+                let prefix = format!("_INBOX.{}-{}", std::process::id(), INBOXES.fetch_add(1, Ordering::Relaxed));
+                self.subscribe(&format!("{prefix}.*"));
+                Inbox { prefix, requests: 0 }
             }
-            None => String::new(),
-        }
+        };
+        inbox.requests += 1;
+        let subject = format!("{}.{}", inbox.prefix, inbox.requests);
+        self.inbox = Some(inbox);
+        subject
     }
 
     async fn read_once(&mut self) -> Result<(), ClosedReason> {
         let Self { connection, received, pongs, .. } = self;
         poll_fn(|cx| {
             // What waits to be sent (a PONG, a request) goes out first; if the socket is full, reading goes on meanwhile.
-            if let std::task::Poll::Ready(Err(reason)) = connection.poll_write(cx) {
-                return std::task::Poll::Ready(Err(reason));
+            if let Poll::Ready(Err(reason)) = connection.poll_write(cx) {
+                return Poll::Ready(Err(reason));
             }
             connection.poll_frames(cx, |frame, _| match frame {
                 Frame::Message(message) => received.push_back(Ok(message.into())),
