@@ -207,7 +207,7 @@ fn code(answer: &Value) -> Option<u64> {
 }
 
 async fn api(client: &Client, verb: &str, stream: &str, body: &Value) -> Result<Value, Error> {
-    let subject = format!("$JS.API.{verb}.{stream}");
+    let subject = subjects::js_api(verb, stream);
     let request = client.request(subject.clone(), body.to_string().into());
     match tokio::time::timeout(REQUEST_DEADLINE, request).await {
         Ok(Ok(message)) => {

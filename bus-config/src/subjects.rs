@@ -30,6 +30,8 @@ pub const PROBE_WRITE: &str = "gc.w.probe";
 pub const READ_SCOPES: &str = "gc.t.scope.>";
 pub const READ_RULES: &str = "gc.t.rules.>";
 pub const READ_MEMBERS: &str = "gc.t.members.>";
+/// Every host's own topic: for exports, never for a host.
+pub const READ_HOSTS: &str = "gc.t.host.*";
 
 pub fn write(topic: &Topic) -> String {
     format!("{WRITE}{topic}")
@@ -37,6 +39,11 @@ pub fn write(topic: &Topic) -> String {
 
 pub fn read(topic: &Topic) -> String {
     format!("{READ}{topic}")
+}
+
+/// A host's own topic, as the host reads it.
+pub fn read_host(host: &HostId) -> String {
+    read(&Topic::Host(host.clone()))
 }
 
 /// The topic a republished message belongs to; `None` for the leader's chain and for anything that is no topic.
@@ -164,6 +171,8 @@ impl CatalogKind {
 pub const CATALOG_ALL: &str = "gc.cat.>";
 /// Where the highest leader term is stored, by compare-and-swap.
 pub const CATALOG_TERM: &str = "gc.cat.term.leader";
+/// What only controllers write in CATALOG.
+pub const CATALOG_TERMS: &str = "gc.cat.term.>";
 
 /// A document's subject; the id obeys the rule of all ids.
 pub fn catalog(kind: CatalogKind, id: &str) -> Result<String, InvalidId> {
@@ -243,6 +252,34 @@ impl RegistryKey {
     }
 }
 
+/// JetStream's answer to "what may this account use".
+pub const JS_ACCOUNT_INFO: &str = "$JS.API.INFO";
+
+/// One operation of JetStream's API on one stream, for example `STREAM.INFO`.
+pub fn js_api(operation: &str, stream: &str) -> String {
+    format!("$JS.API.{operation}.{stream}")
+}
+
+/// What reading a stream takes: its state, single messages, and short-lived consumers with their acknowledgements and flow control.
+pub fn js_reading(stream: &str) -> Vec<String> {
+    let mut subjects: Vec<String> = ["STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET", "CONSUMER.CREATE"]
+        .iter()
+        .map(|operation| js_api(operation, stream))
+        .collect();
+    for operation in ["DIRECT.GET", "CONSUMER.CREATE", "CONSUMER.INFO", "CONSUMER.DELETE", "CONSUMER.MSG.NEXT"] {
+        subjects.push(format!("{}.>", js_api(operation, stream)));
+    }
+    subjects.push(format!("$JS.ACK.{stream}.>"));
+    subjects.push(format!("$JS.FC.{stream}.>"));
+    subjects
+}
+
+/// Where the system account takes a new version of an account's token.
+pub const CLAIMS_UPDATE: &str = "$SYS.REQ.CLAIMS.UPDATE";
+
+/// What the controllers' account hands to the hosts' account as streams: topics without the leader's chain, orders, answers.
+pub const TO_HOSTS: [&str; 6] = [READ_SCOPES, READ_RULES, READ_MEMBERS, READ_HOSTS, CTL_ALL, ANSWER_ALL];
+
 /// Inbox of a host's client library: the token names the host, so that a credential can be confined to it.
 pub fn inbox_prefix(host: &HostId) -> String {
     format!("_INBOX_{host}")
@@ -252,6 +289,14 @@ pub fn inbox_prefix(host: &HostId) -> String {
 /// other on `_INBOX.>` without being allowed anything else.
 pub fn control_inbox_prefix(name: &HostId) -> String {
     format!("_INBOX.{name}")
+}
+
+/// All inboxes of controllers, gateways and viewers.
+pub const CONTROL_INBOXES: &str = "_INBOX.>";
+
+/// Everything below an inbox.
+pub fn inbox_all(prefix: &str) -> String {
+    format!("{prefix}.>")
 }
 
 #[cfg(test)]
