@@ -128,7 +128,8 @@ async fn script(subject: &mut impl Subject, helper: &async_nats::Client) -> Vec<
 
     // Its own messages, one at a time so that the order is the same for a client that queues per subscription.
     let large: Vec<u8> = (0..LARGE).map(|at| (at % 251) as u8).collect();
-    let script: &[(&str, &[(&str, &str)], &[u8])] = &[
+    type Step<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [u8]);
+    let script: &[Step] = &[
         ("a.plain", &[], b"one"),
         ("a.plain", &[("Some-Name", "some value"), ("Other", "")], b"two"),
         ("a.plain", &[("Twice", "1"), ("Twice", "2")], b""),

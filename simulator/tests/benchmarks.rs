@@ -1,0 +1,50 @@
+//! Every benchmark at a small size: it runs to its end and prints one JSON object with the keys it promises.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_groupcast-sim"))
+        .arg("bench")
+        .args(arguments)
+        .arg("--json")
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("groupcast-sim runs");
+    assert!(output.status.success(), "{arguments:?} ended with {}", output.status);
+    let text = String::from_utf8(output.stdout).expect("text");
+    let report: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"));
+    assert_eq!(report["format_version"], "1");
+    assert_eq!(report["bench"], arguments[0]);
+    report["results"].clone()
+}
+
+/// The named results, which must all be numbers.
+fn numbers<const N: usize>(results: &Value, names: [&str; N]) -> [f64; N] {
+    names.map(|name| results[name].as_f64().unwrap_or_else(|| panic!("no number {name} in {results}")))
+}
+
+#[test]
+fn wire_reaches_its_figures() {
+    let results = bench(&["wire"]);
+    let names = [
+        "join_payload_bytes",
+        "join_wire_bytes",
+        "snapshot_dense_10k_bytes",
+        "snapshot_scattered_10k_bytes",
+        "snapshot_dense_v6_10k_bytes",
+    ];
+    // Bytes do not depend on the machine: what is promised is asserted.
+    let reach = [48.0, 420.0, 20_000.0, 50_000.0, 40_000.0];
+    for ((found, at_most), name) in numbers(&results, names).into_iter().zip(reach).zip(names) {
+        assert!(found > 0.0 && found <= at_most, "{name}: {found}, at most {at_most}");
+    }
+}
+
+#[test]
+fn a_table_goes_to_people() {
+    let output = Command::new(env!("CARGO_BIN_EXE_groupcast-sim")).args(["bench", "wire"]).output().expect("groupcast-sim runs");
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert!(text.contains("join_wire_bytes") && text.contains("≤ 420"), "{text}");
+}
