@@ -272,3 +272,6 @@ pub(crate) fn take_numbers(bytes: &[u8], count: usize, item: &'static str) -> Re
     }
     Ok(numbers)
 }
+
+#[cfg(test)]
+mod tests;
