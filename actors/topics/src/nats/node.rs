@@ -1,0 +1,368 @@
+//! Runs a [`Node`] on a connection, with the convergence of what it publishes.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use async_nats::{Client, HeaderMap, Message, Subject};
+use futures::StreamExt;
+use groupcast_bus_config::{connect, subjects};
+use groupcast_messages::Ack;
+use groupcast_policy::doc::Document;
+use groupcast_policy::topic::Topic;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+
+use super::js::Js;
+use super::{Clock, Link, MAILBOX_MAX, Republished, link, topic_of};
+use crate::batch::{Proposal, Refused};
+use crate::convergence::{self, Convergence};
+use crate::node::{Committed, Effect, Event, Fate, Head, Node, Request, Settings};
+
+/// Controllers share the hosts' requests.
+const SERVICE_GROUP: &str = "snap";
+
+/// Names the controller that sends an answer to another: the one who asked follows the first that answers.
+const FROM: &str = "Gc-From";
+
+/// What should be published, compiled from scratch; called when no copy of what was published exists any more.
+pub type Desired = Box<dyn FnMut() -> HashMap<Topic, Document> + Send>;
+
+type Inspect = Box<dyn FnOnce(&mut Node, &Convergence) + Send>;
+
+enum Command {
+    Propose(Proposal, oneshot::Sender<Result<Committed, Refused>>),
+    Inspect(Inspect),
+    Resign,
+}
+
+/// Ends the task when dropped: for everyone else as if the process had been killed.
+pub struct NodeHandle {
+    commands: mpsc::Sender<Command>,
+    leading: watch::Receiver<Option<u64>>,
+    task: JoinHandle<()>,
+}
+
+impl NodeHandle {
+    /// Publishes a change; returns when it is in the stream for good. [`Refused::NotLeading`] may also mean that its fate is
+    /// unknown because this node was deposed meanwhile: the next leader publishes whatever is missing.
+    pub async fn propose(&self, proposal: Proposal) -> Result<Committed, Refused> {
+        let (answer, answered) = oneshot::channel();
+        if self.commands.send(Command::Propose(proposal, answer)).await.is_err() {
+            return Err(Refused::NotLeading);
+        }
+        answered.await.unwrap_or(Err(Refused::NotLeading))
+    }
+
+    pub async fn inspect<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&mut Node, &Convergence) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (answer, answered) = oneshot::channel();
+        let look: Inspect = Box::new(move |node, convergence| {
+            let _ = answer.send(look(node, convergence));
+        });
+        self.commands.send(Command::Inspect(look)).await.ok()?;
+        answered.await.ok()
+    }
+
+    /// Lets go of the leadership in an orderly way, and does not take it again.
+    pub async fn resign(&self) {
+        let _ = self.commands.send(Command::Resign).await;
+    }
+
+    /// The term while this node leads.
+    pub fn leading(&self) -> watch::Receiver<Option<u64>> {
+        self.leading.clone()
+    }
+}
+
+impl Drop for NodeHandle {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+pub fn spawn_node(
+    client: Client,
+    events: connect::Events,
+    settings: Settings,
+    replicas: usize,
+    seed: u64,
+    desired: Desired,
+) -> NodeHandle {
+    let (commands, inbox) = mpsc::channel(MAILBOX_MAX);
+    let (leading_sender, leading) = watch::channel(None);
+    let (done, done_inbox) = mpsc::unbounded_channel();
+    let js = Js::new(client.clone(), Duration::from_millis(settings.request_timeout_ms), replicas);
+    let shell = Shell {
+        name: settings.name.clone(),
+        node: Node::new(settings, seed),
+        client,
+        js,
+        convergence: Convergence::new(convergence::Settings::default()),
+        leading: leading_sender,
+        desired,
+        done,
+        proposals: HashMap::new(),
+        next_proposal: seed & 0xffff,
+        replies: HashMap::new(),
+        next_reply: 0,
+        attempts: seed,
+        peer: None,
+        replica_inbox: String::new(),
+    };
+    let task = tokio::spawn(async move {
+        if let Err(error) = shell.run(events, inbox, done_inbox).await {
+            tracing::error!(%error, "the controller's topics ended: the connection is closed");
+        }
+    });
+    NodeHandle { commands, leading, task }
+}
+
+/// Answers of requests made on the side.
+enum Done {
+    Head(Option<Head>),
+    Term(Option<u64>),
+    Published(u64, Fate),
+    Records(Option<Vec<(Topic, u64, Vec<u8>)>>),
+}
+
+/// Where an answer goes.
+enum ReplyTo {
+    Host(String),
+    Peer(Subject),
+}
+
+struct Shell {
+    name: String,
+    node: Node,
+    client: Client,
+    js: Js,
+    convergence: Convergence,
+    leading: watch::Sender<Option<u64>>,
+    desired: Desired,
+    done: mpsc::UnboundedSender<Done>,
+    /// The caller's number and where it waits, by the number used here.
+    proposals: HashMap<u64, (u64, oneshot::Sender<Result<Committed, Refused>>)>,
+    next_proposal: u64,
+    replies: HashMap<u64, ReplyTo>,
+    next_reply: u64,
+    attempts: u64,
+    /// The controller whose answer is being followed.
+    peer: Option<String>,
+    replica_inbox: String,
+}
+
+impl Shell {
+    async fn run(
+        mut self,
+        mut events: connect::Events,
+        mut commands: mpsc::Receiver<Command>,
+        mut done: mpsc::UnboundedReceiver<Done>,
+    ) -> Result<(), async_nats::Error> {
+        let clock = Clock::start();
+        self.replica_inbox = self.client.new_inbox();
+        let mut topics = self.client.subscribe(subjects::READ_ALL).await?;
+        let mut snapshots = self.client.queue_subscribe(subjects::SNAP_ALL, SERVICE_GROUP.to_owned()).await?;
+        let mut checks = self.client.queue_subscribe(subjects::ENTROPY_ALL, SERVICE_GROUP.to_owned()).await?;
+        let mut acks = self.client.subscribe(subjects::ACK_ALL).await?;
+        let mut peers = self.client.subscribe(subjects::REPLICA).await?;
+        let mut peer_answers = self.client.subscribe(self.replica_inbox.clone()).await?;
+        let mut elections = self.client.subscribe(subjects::TOPICS_LEADER_ELECTED).await?;
+        loop {
+            let now = || clock.now_ms();
+            let effects = tokio::select! {
+                biased;
+                state = link(&mut events) => match state {
+                    Link::Closed => return Ok(()),
+                    Link::Same => continue,
+                    Link::Up => {
+                        // What is asked from here on must not be answered before the subscriptions are in effect.
+                        self.client.flush().await?;
+                        self.node.handle(Event::Connected, now())
+                    }
+                    Link::Down => self.node.handle(Event::Disconnected, now()),
+                    Link::Lost => self.node.handle(Event::Lost, now()),
+                },
+                Some(done) = done.recv() => match done {
+                    Done::Head(head) => self.node.handle(Event::Head(head), now()),
+                    Done::Term(term) => self.node.handle(Event::TermReserved(term), now()),
+                    Done::Published(batch, fate) => self.node.handle(Event::Published { batch, fate }, now()),
+                    Done::Records(records) => self.node.handle(Event::Records(records), now()),
+                },
+                Some(message) = topics.next() => self.republished(&message, now()),
+                command = commands.recv() => match command {
+                    None => return Ok(()),
+                    Some(Command::Propose(mut proposal, answer)) => {
+                        self.next_proposal += 1;
+                        self.proposals.insert(self.next_proposal, (proposal.number, answer));
+                        proposal.number = self.next_proposal;
+                        self.node.handle(Event::Propose(proposal), now())
+                    }
+                    Some(Command::Inspect(look)) => {
+                        look(&mut self.node, &self.convergence);
+                        continue;
+                    }
+                    Some(Command::Resign) => self.node.handle(Event::Resign, now()),
+                },
+                Some(message) = snapshots.next() => self.host_request(&message, now()),
+                Some(message) = checks.next() => self.host_request(&message, now()),
+                Some(message) = acks.next() => {
+                    if let (Some(host), Ok(ack)) = (subjects::host_of(&message.subject), Ack::decode(&message.payload)) {
+                        self.convergence.acknowledged(&host, &ack, now());
+                        self.node.handle(Event::TermSeen(ack.term), now())
+                    } else {
+                        continue;
+                    }
+                }
+                Some(message) = peers.next() => self.peer_request(&message, now()),
+                Some(message) = peer_answers.next() => self.peer_answer(&message, now()),
+                Some(_) = elections.next() => {
+                    self.convergence.stream_leader_changed(now());
+                    continue;
+                }
+                () = clock.until(self.node.deadline_ms()) => self.node.handle(Event::Tick, now()),
+                () = clock.until(self.convergence.deadline_ms().filter(|_| self.node.is_leading())) => {
+                    for (host, nudge) in self.convergence.tick(now()) {
+                        self.client.publish(subjects::ctl(&host), nudge.into()).await?;
+                    }
+                    continue;
+                }
+            };
+            self.perform(effects, &clock).await?;
+        }
+    }
+
+    fn republished(&mut self, message: &Message, now_ms: u64) -> Vec<Effect> {
+        let Some(Republished { sequence, previous }) = Republished::of(message) else { return Vec::new() };
+        if message.subject.as_str() == subjects::LEAD_READ {
+            return self.node.handle(Event::Lead { sequence, previous, payload: &message.payload }, now_ms);
+        }
+        match topic_of(message) {
+            Some(topic) => self.node.handle(Event::Delta { topic, sequence, payload: &message.payload }, now_ms),
+            None => Vec::new(),
+        }
+    }
+
+    /// The host is who the subject says: the bus lets it publish under its own name only.
+    fn host_request(&mut self, message: &Message, now_ms: u64) -> Vec<Effect> {
+        let token = message.headers.as_ref().and_then(|headers| headers.get(subjects::ANSWER_TOKEN)).map(|token| token.as_str());
+        let Some(host) = subjects::host_of(&message.subject) else { return Vec::new() };
+        let Some(answer) = token.and_then(|token| subjects::answer(&host, token)) else { return Vec::new() };
+        let payload = message.payload.to_vec();
+        let request = match message.subject == subjects::snap(&host).as_str().into() {
+            true => Request::Snapshot { host, payload },
+            false => Request::Entropy { host, payload },
+        };
+        self.request(ReplyTo::Host(answer), request, now_ms)
+    }
+
+    fn peer_request(&mut self, message: &Message, now_ms: u64) -> Vec<Effect> {
+        let from = message.headers.as_ref().and_then(|headers| headers.get(FROM));
+        let own = from.is_some_and(|from| from.as_str() == self.replica_inbox);
+        match &message.reply {
+            // Another controller, and this one has something to give.
+            Some(reply) if !own && self.node.is_synced() => {
+                self.request(ReplyTo::Peer(reply.clone()), Request::Replica { payload: message.payload.to_vec() }, now_ms)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn request(&mut self, reply_to: ReplyTo, request: Request, now_ms: u64) -> Vec<Effect> {
+        self.next_reply += 1;
+        self.replies.insert(self.next_reply, reply_to);
+        self.node.handle(Event::Request { id: self.next_reply, request }, now_ms)
+    }
+
+    /// Several controllers may answer; mixing their chunks would make no whole.
+    fn peer_answer(&mut self, message: &Message, now_ms: u64) -> Vec<Effect> {
+        let from = message.headers.as_ref().and_then(|headers| headers.get(FROM)).map(|from| from.as_str().to_owned());
+        if from.is_none() || *self.peer.get_or_insert_with(|| from.clone().unwrap_or_default()) != from.unwrap_or_default() {
+            return Vec::new();
+        }
+        self.node.handle(Event::Answer(&message.payload), now_ms)
+    }
+
+    async fn perform(&mut self, effects: Vec<Effect>, clock: &Clock) -> Result<(), async_nats::Error> {
+        let mut open: std::collections::VecDeque<Effect> = effects.into();
+        while let Some(effect) = open.pop_front() {
+            match effect {
+                Effect::ReadHead => {
+                    let (js, done) = (self.js.clone(), self.done.clone());
+                    tokio::spawn(async move { done.send(Done::Head(js.read_head().await)) });
+                }
+                Effect::ReserveTerm { at_least } => {
+                    let (js, done) = (self.js.clone(), self.done.clone());
+                    tokio::spawn(async move { done.send(Done::Term(js.reserve_term(at_least).await)) });
+                }
+                Effect::Publish(publish) => {
+                    self.attempts = self.attempts.wrapping_add(1);
+                    let (js, done, attempt) = (self.js.clone(), self.done.clone(), self.attempts);
+                    tokio::spawn(async move {
+                        let batch = publish.batch;
+                        done.send(Done::Published(batch, js.publish(publish, attempt).await))
+                    });
+                }
+                Effect::AskReplica(payload) => {
+                    self.peer = None;
+                    let mut headers = HeaderMap::new();
+                    headers.insert(FROM, self.replica_inbox.as_str());
+                    let inbox = self.replica_inbox.clone();
+                    self.client.publish_with_reply_and_headers(subjects::REPLICA, inbox, headers, payload.into()).await?;
+                }
+                Effect::ReadRecords => {
+                    let (js, done) = (self.js.clone(), self.done.clone());
+                    tokio::spawn(async move { done.send(Done::Records(js.read_records().await)) });
+                }
+                Effect::WantDesired => {
+                    let desired = (self.desired)();
+                    open.extend(self.node.handle(Event::Desired(desired), clock.now_ms()));
+                }
+                Effect::Reply { id, payloads } => self.reply(id, payloads).await?,
+                Effect::Leading { term } => {
+                    tracing::info!(name = %self.name, term, "leading");
+                    self.leading.send_replace(Some(term));
+                }
+                Effect::Deposed { term } => {
+                    tracing::info!(name = %self.name, term, "no longer leading");
+                    self.leading.send_replace(None);
+                }
+                Effect::Committed(mut committed) => {
+                    self.convergence.committed(&committed, clock.now_ms());
+                    let waiting = committed.proposal.and_then(|number| self.proposals.remove(&number));
+                    if let Some((number, answer)) = waiting {
+                        committed.proposal = Some(number);
+                        let _ = answer.send(Ok(committed));
+                    }
+                }
+                Effect::Refused { proposal, why } => {
+                    if let Some((_, answer)) = self.proposals.remove(&proposal) {
+                        let _ = answer.send(Err(why));
+                    }
+                }
+                Effect::Report(incident) => tracing::debug!(name = %self.name, ?incident, "repairing"),
+            }
+        }
+        Ok(())
+    }
+
+    async fn reply(&mut self, id: u64, payloads: Vec<Vec<u8>>) -> Result<(), async_nats::Error> {
+        match self.replies.remove(&id) {
+            Some(ReplyTo::Host(subject)) => {
+                for payload in payloads {
+                    self.client.publish(subject.clone(), payload.into()).await?;
+                }
+            }
+            Some(ReplyTo::Peer(subject)) => {
+                for payload in payloads {
+                    let mut headers = HeaderMap::new();
+                    headers.insert(FROM, self.replica_inbox.as_str());
+                    self.client.publish_with_headers(subject.clone(), headers, payload.into()).await?;
+                }
+            }
+            None => {}
+        }
+        Ok(())
+    }
+}

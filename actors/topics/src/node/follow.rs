@@ -1,0 +1,426 @@
+//! Keeping the replica at the stream's head: batches are applied whole, in order, without a hole.
+//!
+//! Lead messages form a chain (each names its predecessor) and say how many messages follow, so a reader of everything knows exactly
+//! whether it has everything. What is missing comes from another controller; if there is none, the stream's last messages give
+//! revisions and digests, and the contents are compiled from scratch.
+
+use std::collections::{BTreeMap, HashMap};
+
+use groupcast_messages::{Answer, Ask, Body, Cut, Delta, Lead, TopicRef};
+use groupcast_policy::doc::{Digest, Document, Edit};
+use groupcast_policy::topic::Topic;
+
+use super::{Effect, Incident, Node};
+use crate::batch::Proposal;
+use crate::replica::{PublishedDelta, Replica};
+
+/// Messages kept while a hole before them is open.
+pub const BUFFERED_MESSAGES_MAX: usize = 200_000;
+
+#[derive(Debug)]
+enum Arrived {
+    Lead { previous: u64, lead: Lead },
+    Delta { topic: Topic, delta: Box<Delta>, payload: Vec<u8> },
+}
+
+#[derive(Debug)]
+enum State {
+    /// Waiting for the head, to know whether there is anything to fetch.
+    Starting,
+    /// Another controller is asked for everything.
+    Fetching {
+        ask: u32,
+        sent_ms: u64,
+        parts: Parts,
+    },
+    ReadingRecords {
+        sent_ms: u64,
+    },
+    /// Revisions and digests are known, the contents have to be compiled.
+    WaitingForDesired {
+        cut: Cut,
+        since: u64,
+        records: HashMap<Topic, (u64, Digest)>,
+    },
+    Synced,
+}
+
+#[derive(Debug, Default)]
+struct Parts {
+    chunks: BTreeMap<u32, groupcast_messages::Chunk>,
+    last: Option<u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct Follow {
+    state: State,
+    buffer: BTreeMap<u64, Arrived>,
+    gap_since_ms: Option<u64>,
+    last_ask: u32,
+    /// The term under which the stream's present life began, by the newest lead message heard of.
+    since: u64,
+    retry_ms: Option<u64>,
+}
+
+impl Default for Follow {
+    fn default() -> Self {
+        Self { state: State::Starting, buffer: BTreeMap::new(), gap_since_ms: None, last_ask: 0, since: 0, retry_ms: None }
+    }
+}
+
+impl Follow {
+    pub fn is_synced(&self) -> bool {
+        matches!(self.state, State::Synced)
+    }
+}
+
+impl Node {
+    /// What is held may be behind: find out from the head.
+    pub(super) fn resync(&mut self, now_ms: u64) {
+        if !self.follow.is_synced() {
+            self.follow.state = State::Starting;
+        }
+        self.read_head(now_ms);
+    }
+
+    pub(super) fn lead_arrived(&mut self, sequence: u64, previous: u64, payload: &[u8], now_ms: u64) {
+        let Ok(lead) = Lead::decode(payload) else {
+            self.out.push(Effect::Report(Incident::Malformed { at: sequence }));
+            return;
+        };
+        self.term_seen = self.term_seen.max(lead.term);
+        self.follow.since = self.follow.since.max(lead.since);
+        self.lead_seen(sequence, &lead, now_ms);
+        if sequence <= self.replica.cut().lead && lead.since <= self.replica.since() {
+            return;
+        }
+        self.buffer(sequence, Arrived::Lead { previous, lead }, now_ms);
+    }
+
+    pub(super) fn delta_arrived(&mut self, topic: Topic, sequence: u64, payload: &[u8], now_ms: u64) {
+        let Ok(delta) = Delta::decode(&topic, payload) else {
+            self.out.push(Effect::Report(Incident::Malformed { at: sequence }));
+            return;
+        };
+        let lead = sequence.saturating_sub(u64::from(delta.position));
+        if delta.term < self.replica.cut().term || (delta.term == self.replica.cut().term && lead <= self.replica.cut().lead) {
+            return; // its own batches come back to a leader this way
+        }
+        let payload = payload.to_vec();
+        self.buffer(sequence, Arrived::Delta { topic, delta: Box::new(delta), payload }, now_ms);
+    }
+
+    fn buffer(&mut self, sequence: u64, arrived: Arrived, now_ms: u64) {
+        self.follow.buffer.insert(sequence, arrived);
+        if self.follow.buffer.len() > BUFFERED_MESSAGES_MAX {
+            self.follow.buffer.clear();
+            self.out.push(Effect::Report(Incident::TooManyBuffered));
+            self.fetch(now_ms);
+            return;
+        }
+        self.drain(now_ms);
+    }
+
+    /// Applies the batches that are complete. A leader applies its own when they are acknowledged.
+    pub(super) fn drain(&mut self, now_ms: u64) {
+        while self.follow.is_synced() && !self.is_leading() {
+            let cut = self.replica.cut();
+            let Some((&sequence, first)) = self.follow.buffer.first_key_value() else {
+                self.follow.gap_since_ms = None;
+                return;
+            };
+            let next = match first {
+                Arrived::Lead { previous, lead } if *previous == cut.lead && lead.term >= cut.term => lead.clone(),
+                _ => {
+                    self.follow.gap_since_ms.get_or_insert(now_ms);
+                    return;
+                }
+            };
+            let end = sequence + u64::from(next.count);
+            let complete = self.follow.buffer.range(sequence + 1..=end).count() == next.count as usize;
+            if !complete {
+                // The rest of it is on its way, or lost.
+                self.follow.gap_since_ms.get_or_insert(now_ms);
+                return;
+            }
+            self.follow.gap_since_ms = None;
+            self.follow.buffer.remove(&sequence);
+            let mut batch = Vec::with_capacity(next.count as usize);
+            for revision in sequence + 1..=end {
+                if let Some(Arrived::Delta { topic, delta, payload }) = self.follow.buffer.remove(&revision) {
+                    batch.push(PublishedDelta { topic, revision, delta: *delta, payload, meaning: None });
+                }
+            }
+            if batch.len() != next.count as usize {
+                self.out.push(Effect::Report(Incident::Malformed { at: sequence }));
+                return self.fetch(now_ms);
+            }
+            if let Err(unfit) = self.apply(Cut { term: next.term, lead: sequence }, next.since, &batch) {
+                // By reference only: normal. Anything else should not happen, and is cured alike.
+                if !matches!(unfit, crate::replica::Unfit::Content { .. }) {
+                    self.out.push(Effect::Report(Incident::Unfit(unfit)));
+                }
+                return self.fetch(now_ms);
+            }
+        }
+    }
+
+    /// Into the replica and, while they are kept, the followers.
+    pub(super) fn apply(&mut self, cut: Cut, since: u64, batch: &[PublishedDelta]) -> Result<(), crate::replica::Unfit> {
+        if let Some(followers) = &mut self.followers {
+            // Documents that refer to each other change one after the other, each against the state left by the one before.
+            if batch.len() == 1 {
+                let edit = batch[0].meaning.as_ref().unwrap_or(&batch[0].delta.edit);
+                if *edit != Edit::Reset {
+                    followers.edit(&batch[0].topic, edit, &self.replica);
+                }
+            } else {
+                let mut overlay = Overlay { replica: &self.replica, changed: HashMap::new() };
+                for message in batch {
+                    let edit = message.meaning.as_ref().unwrap_or(&message.delta.edit);
+                    if *edit == Edit::Reset || matches!(message.topic, Topic::Members(_)) || edit.is_empty() {
+                        continue;
+                    }
+                    followers.edit(&message.topic, edit, &overlay);
+                    overlay.edit(&message.topic, edit);
+                }
+            }
+        }
+        let result = self.replica.apply(cut, since, batch);
+        if result.is_err() {
+            self.followers = None;
+        }
+        self.serve_advanced();
+        result
+    }
+
+    /// Asks another controller for everything.
+    pub(super) fn fetch(&mut self, now_ms: u64) {
+        self.follow.gap_since_ms = None;
+        self.follow.last_ask = self.follow.last_ask.wrapping_add(1);
+        let ask = self.follow.last_ask;
+        self.follow.state = State::Fetching { ask, sent_ms: now_ms, parts: Parts::default() };
+        self.out.push(Effect::AskReplica(Ask { ask, term: self.replica.cut().term, held: Vec::new() }.encode()));
+    }
+
+    pub(super) fn peer_answered(&mut self, payload: &[u8], now_ms: u64) {
+        let State::Fetching { ask, sent_ms, parts } = &mut self.follow.state else { return };
+        let chunk = match Answer::decode(payload) {
+            Ok(Answer::Chunk(chunk)) if chunk.ask == *ask => chunk,
+            Ok(Answer::Refused { ask: refused, .. }) if refused == *ask => return self.no_peer(now_ms),
+            _ => return,
+        };
+        *sent_ms = now_ms;
+        if chunk.last {
+            parts.last = Some(chunk.index);
+        }
+        parts.chunks.insert(chunk.index, chunk);
+        if parts.last.is_none_or(|last| parts.chunks.len() as u64 != u64::from(last) + 1) {
+            return;
+        }
+        let chunks = std::mem::take(&mut parts.chunks);
+        let mut documents: HashMap<Topic, (u64, Document)> = HashMap::new();
+        let mut cut = Cut::default();
+        let mut sound = true;
+        for entry in chunks.into_values().flat_map(|chunk| {
+            cut = chunk.cut;
+            chunk.entries
+        }) {
+            let (TopicRef::Named(topic), Body::Part { edit, last, digest }) = (entry.topic, entry.body) else {
+                sound = false;
+                break;
+            };
+            let (_, document) = documents.entry(topic).or_insert((entry.revision, Document::absent()));
+            sound &= document.apply(&edit).is_ok() && (!last || document.digest() == digest);
+        }
+        if !sound {
+            return self.fetch(now_ms);
+        }
+        let since = self.follow.since;
+        if cut.term < since {
+            // The other controller does not know yet that the stream is a new one.
+            self.follow.retry_ms = Some(now_ms + self.settings.gap_wait_ms);
+            self.follow.state = State::Starting;
+            return;
+        }
+        let replica = Replica::restore(cut, since, documents.into_iter().map(|(topic, (revision, doc))| (topic, revision, doc)));
+        self.synced(replica, now_ms);
+    }
+
+    /// No controller has a copy: the stream's last messages at least tell revisions and digests.
+    pub(super) fn no_peer(&mut self, now_ms: u64) {
+        if matches!(self.follow.state, State::Fetching { .. }) {
+            self.follow.state = State::ReadingRecords { sent_ms: now_ms };
+            self.out.push(Effect::ReadRecords);
+        }
+    }
+
+    pub(super) fn records_read(&mut self, records: Option<Vec<(Topic, u64, Vec<u8>)>>, now_ms: u64) {
+        if !matches!(self.follow.state, State::ReadingRecords { .. }) {
+            return;
+        }
+        let Some(records) = records else {
+            return self.fetch(now_ms);
+        };
+        let mut known = HashMap::with_capacity(records.len());
+        let mut cut = Cut::default();
+        for (topic, revision, payload) in records {
+            let Ok(delta) = Delta::decode(&topic, &payload) else {
+                self.out.push(Effect::Report(Incident::Malformed { at: revision }));
+                continue; // not adopted: it will be published anew
+            };
+            cut = cut.max(Cut { term: delta.term, lead: revision.saturating_sub(u64::from(delta.position)) });
+            known.insert(topic, (revision, delta.digest));
+        }
+        self.follow.state = State::WaitingForDesired { cut, since: self.follow.since, records: known };
+        self.out.push(Effect::WantDesired);
+    }
+
+    /// What was published is adopted where the digests agree; the rest will be published by reference once this node leads.
+    pub(super) fn desired(&mut self, desired: HashMap<Topic, Document>, now_ms: u64) {
+        let State::WaitingForDesired { cut, since, records } = &mut self.follow.state else { return };
+        let (cut, since, mut records) = (*cut, *since, std::mem::take(records));
+        let mut documents = Vec::with_capacity(desired.len());
+        let mut resets = Vec::new();
+        for (topic, document) in desired {
+            let (revision, digest) = records.remove(&topic).unwrap_or_default();
+            if digest != document.digest() {
+                resets.push(topic.clone());
+            }
+            documents.push((topic, revision, document));
+        }
+        for (topic, (revision, digest)) in records {
+            if digest != Digest::ABSENT {
+                resets.push(topic.clone());
+            }
+            documents.push((topic, revision, Document::absent()));
+        }
+        self.restore_resets(resets);
+        let replica = Replica::restore(cut, since, documents);
+        self.synced(replica, now_ms);
+        self.follow.gap_since_ms = None;
+    }
+
+    fn restore_resets(&mut self, resets: Vec<Topic>) {
+        self.serve.hold_until_published = !resets.is_empty();
+        self.pending_resets_mut().extend(resets);
+    }
+
+    fn synced(&mut self, replica: Replica, now_ms: u64) {
+        let cut = replica.cut();
+        self.replica = replica;
+        self.followers = None;
+        self.follow.state = State::Synced;
+        let stale = |arrived: &Arrived, sequence: u64| match arrived {
+            Arrived::Lead { .. } => sequence <= cut.lead,
+            Arrived::Delta { delta, .. } => sequence.saturating_sub(u64::from(delta.position)) <= cut.lead,
+        };
+        self.follow.buffer.retain(|sequence, arrived| !stale(arrived, *sequence));
+        self.drain(now_ms);
+        self.serve_advanced();
+        // Whatever was published between the answer and now, with its message lost, shows at the head.
+        self.read_head(now_ms);
+    }
+
+    pub(super) fn head_for_follow(&mut self, head: Option<&Option<(u64, Lead)>>, now_ms: u64) {
+        let Some(head) = head else {
+            self.follow.retry_ms = Some(now_ms + self.settings.request_timeout_ms.min(500));
+            return;
+        };
+        if let Some((_, lead)) = head {
+            self.follow.since = self.follow.since.max(lead.since);
+        }
+        if self.is_leading() {
+            return;
+        }
+        let cut = self.replica.cut();
+        match (&self.follow.state, head) {
+            (State::Starting, None) => {
+                // An empty stream, and nothing held: no leader to wait for.
+                self.follow.state = State::Synced;
+                self.vacate();
+            }
+            (State::Starting, Some(_)) => self.fetch(now_ms),
+            (State::Synced, None) => self.vacate(), // the stream is new: whoever leads first rebuilds it
+            (State::Synced, Some((sequence, lead))) => {
+                let elsewhere = lead.since > self.replica.since() && cut != Cut::default();
+                if elsewhere {
+                    self.fetch(now_ms);
+                } else if *sequence > cut.lead {
+                    self.follow.gap_since_ms.get_or_insert(now_ms);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn tick_follow(&mut self, now_ms: u64) {
+        if self.follow.retry_ms.is_some_and(|due| due <= now_ms) {
+            self.follow.retry_ms = None;
+            if !self.follow.is_synced() || self.follow.gap_since_ms.is_some() {
+                self.read_head(now_ms);
+            }
+        }
+        let timeout = self.settings.request_timeout_ms;
+        match &self.follow.state {
+            State::Fetching { sent_ms, .. } if sent_ms + timeout <= now_ms => self.no_peer(now_ms),
+            State::ReadingRecords { sent_ms } if sent_ms + timeout * 5 <= now_ms => self.fetch(now_ms),
+            _ => {}
+        }
+        let Some(since) = self.follow.gap_since_ms.filter(|_| self.follow.is_synced() && !self.is_leading()) else { return };
+        if since + self.settings.gap_wait_ms > now_ms {
+            return;
+        }
+        let at = self.replica.cut().lead;
+        self.out.push(Effect::Report(Incident::Gap { at }));
+        self.fetch(now_ms);
+    }
+
+    pub(super) fn follow_deadline(&self) -> Option<u64> {
+        let timeout = self.settings.request_timeout_ms;
+        let state = match &self.follow.state {
+            State::Fetching { sent_ms, .. } => Some(sent_ms + timeout),
+            State::ReadingRecords { sent_ms } => Some(sent_ms + timeout * 5),
+            _ => None,
+        };
+        let gap = self.follow.gap_since_ms.filter(|_| self.follow.is_synced() && !self.is_leading());
+        let gap = gap.map(|since| since + self.settings.gap_wait_ms);
+        [state, gap, self.follow.retry_ms].into_iter().flatten().min()
+    }
+
+    /// A leader's own batches come back to it; what lies beyond them is of the next leader and is kept.
+    pub(super) fn forget_buffered(&mut self, up_to: u64) {
+        self.follow.buffer = self.follow.buffer.split_off(&(up_to + 1));
+        self.follow.gap_since_ms = None;
+    }
+}
+
+/// The replica with some documents as they will be.
+struct Overlay<'a> {
+    replica: &'a Replica,
+    changed: HashMap<Topic, Document>,
+}
+
+impl groupcast_policy::needs::Documents for Overlay<'_> {
+    fn document(&self, topic: &Topic) -> Option<&Document> {
+        self.changed.get(topic).or_else(|| self.replica.document(topic))
+    }
+}
+
+impl Overlay<'_> {
+    fn edit(&mut self, topic: &Topic, edit: &Edit) {
+        let mut document = self.document_now(topic);
+        if document.apply(edit).is_ok() {
+            self.changed.insert(topic.clone(), document);
+        }
+    }
+
+    fn document_now(&self, topic: &Topic) -> Document {
+        groupcast_policy::needs::Documents::document(self, topic).cloned().unwrap_or_default()
+    }
+}
+
+/// A proposal that only tells readers to fetch these topics.
+pub(super) fn reset_proposal(topics: Vec<Topic>) -> Proposal {
+    Proposal { resets: topics, ..Proposal::default() }
+}

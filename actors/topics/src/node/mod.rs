@@ -1,0 +1,363 @@
+//! A controller's side of topics: follows all of TOPICS, serves snapshots from memory, and leads when it is its turn.
+//!
+//! A plain state machine like [`crate::reader`]. Its parts, one file each: `follow` keeps the replica at the stream's head, `lead`
+//! claims and holds the leadership and publishes, `serve` answers hosts.
+
+mod follow;
+mod lead;
+mod serve;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use groupcast_messages::{Cut, Lead};
+use groupcast_policy::doc::Document;
+use groupcast_policy::ids::HostId;
+use groupcast_policy::needs::Followers;
+use groupcast_policy::topic::{Topic, TopicHash};
+
+use crate::batch::{Proposal, Refused};
+use crate::random::Random;
+use crate::replica::Replica;
+use follow::Follow;
+use lead::Role;
+use serve::Serve;
+
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Who this is, for people.
+    pub name: String,
+    /// Whether it may lead; one that may not only serves.
+    pub candidate: bool,
+    /// A leader is presumed gone after this time without a lead message, on this node's own clock.
+    pub lease_ms: u64,
+    /// How long a publish or a read of the head may take before its fate counts as unknown.
+    pub request_timeout_ms: u64,
+    /// Pause before an undecided batch is sent again.
+    pub retry_ms: u64,
+    /// How long a missing message may be late before another controller is asked for everything.
+    pub gap_wait_ms: u64,
+    /// How long a host's request waits for the replica to reach the head before it is refused.
+    pub serve_wait_ms: u64,
+    pub chunk_bytes_max: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            name: "controller".to_owned(),
+            candidate: true,
+            lease_ms: 3_000,
+            request_timeout_ms: 2_000,
+            retry_ms: 5,
+            gap_wait_ms: 100,
+            serve_wait_ms: 1_000,
+            chunk_bytes_max: groupcast_messages::CHUNK_BYTES_MAX,
+        }
+    }
+}
+
+/// How the server decided a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// Committed; the sequence of its last message and how many there were, lead included.
+    Committed { last: u64, count: u64 },
+    /// Refused, or so it says: another lead message may have come first (10071).
+    Refused,
+    /// Collided with a batch whose fate is open (10164): send again.
+    Undecided,
+    /// No answer, or one that says nothing about the batch.
+    Unknown,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    Snapshot {
+        host: HostId,
+        payload: Vec<u8>,
+    },
+    Entropy {
+        host: HostId,
+        payload: Vec<u8>,
+    },
+    /// Another controller wants everything.
+    Replica {
+        payload: Vec<u8>,
+    },
+}
+
+/// The last lead message in the stream: its sequence and content.
+pub type Head = Option<(u64, Vec<u8>)>;
+
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// Connected or reconnected, everything subscribed and flushed.
+    Connected,
+    Disconnected,
+    /// The client dropped messages.
+    Lost,
+    /// A republished lead message.
+    Lead {
+        sequence: u64,
+        previous: u64,
+        payload: &'a [u8],
+    },
+    /// A republished delta.
+    Delta {
+        topic: Topic,
+        sequence: u64,
+        payload: &'a [u8],
+    },
+    /// Answer to [`Effect::ReadHead`]; `None` when it could not be read.
+    Head(Option<Head>),
+    /// Answer to [`Effect::ReserveTerm`]; `None` when somebody else was faster or the bus did not answer.
+    TermReserved(Option<u64>),
+    Published {
+        batch: u64,
+        fate: Fate,
+    },
+    /// A message of another controller, answering [`Effect::AskReplica`].
+    Answer(&'a [u8]),
+    /// Nobody answers [`Effect::AskReplica`].
+    NoPeer,
+    /// Answer to [`Effect::ReadRecords`]: the last message of every topic.
+    Records(Option<Vec<(Topic, u64, Vec<u8>)>>),
+    /// What should be published, compiled from scratch: asked for by [`Effect::WantDesired`].
+    Desired(HashMap<Topic, Document>),
+    Request {
+        id: u64,
+        request: Request,
+    },
+    Propose(Proposal),
+    /// Let go of the leadership in an orderly way.
+    Resign,
+    /// A host has seen this term.
+    TermSeen(u64),
+    Tick,
+}
+
+#[derive(Debug)]
+pub enum Effect {
+    /// From the stream leader, never by direct get.
+    ReadHead,
+    /// Store a term of at least this in CATALOG by compare-and-swap, higher than what is there.
+    ReserveTerm {
+        at_least: u64,
+    },
+    Publish(Publish),
+    AskReplica(Vec<u8>),
+    /// Read the last message of every topic from the stream.
+    ReadRecords,
+    /// No copy of what was published exists any more: compile from scratch and hand it in.
+    WantDesired,
+    Reply {
+        id: u64,
+        payloads: Vec<Vec<u8>>,
+    },
+    Leading {
+        term: u64,
+    },
+    Deposed {
+        term: u64,
+    },
+    Committed(Committed),
+    Refused {
+        proposal: u64,
+        why: Refused,
+    },
+    Report(Incident),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Publish {
+    pub batch: u64,
+    pub expected: u64,
+    pub lead: Vec<u8>,
+    pub messages: Vec<(Topic, Vec<u8>)>,
+}
+
+/// A batch that is in the stream for good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed {
+    /// The proposal it came from; `None` for what the node publishes on its own account.
+    pub proposal: Option<u64>,
+    pub cut: Cut,
+    pub change: u64,
+    pub topics: Vec<(TopicHash, u64)>,
+    /// Who has to reach which revisions.
+    pub span: Vec<(HostId, Vec<(TopicHash, u64)>)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Incident {
+    /// Messages of TOPICS are missing here.
+    Gap {
+        at: u64,
+    },
+    /// A message in TOPICS that this version does not understand.
+    Malformed {
+        at: u64,
+    },
+    /// The replica contradicts what was published; it is fetched anew.
+    Unfit(crate::replica::Unfit),
+    TooManyBuffered,
+    /// The server gave a batch sequences that are not contiguous: nothing it says can be relied on.
+    NotContiguous,
+    /// The stream is new: everything is published again.
+    Rebuilding {
+        term: u64,
+    },
+}
+
+#[derive(Debug)]
+pub struct Node {
+    settings: Settings,
+    random: Random,
+    connected: bool,
+    replica: Replica,
+    /// Who follows what; built when first needed, kept while leading.
+    followers: Option<Followers>,
+    follow: Follow,
+    role: Role,
+    serve: Serve,
+    /// The highest term heard of anywhere.
+    term_seen: u64,
+    /// When the head read under way was sent.
+    head_read_ms: Option<u64>,
+    out: Vec<Effect>,
+}
+
+impl Node {
+    pub fn new(settings: Settings, seed: u64) -> Self {
+        Self {
+            settings,
+            random: Random::new(seed),
+            connected: false,
+            replica: Replica::default(),
+            followers: None,
+            follow: Follow::default(),
+            role: Role::Following { since_ms: 0, vacant: false },
+            serve: Serve::default(),
+            term_seen: 0,
+            head_read_ms: None,
+            out: Vec::new(),
+        }
+    }
+
+    pub fn handle(&mut self, event: Event<'_>, now_ms: u64) -> Vec<Effect> {
+        match event {
+            Event::Connected => {
+                self.connected = true;
+                self.head_read_ms = None;
+                self.resync(now_ms);
+                self.lead_reconnected(now_ms);
+            }
+            Event::Disconnected => self.connected = false,
+            Event::Lost => self.resync(now_ms),
+            Event::Lead { sequence, previous, payload } => self.lead_arrived(sequence, previous, payload, now_ms),
+            Event::Delta { topic, sequence, payload } => self.delta_arrived(topic, sequence, payload, now_ms),
+            Event::Head(head) => {
+                if let Some(sent_ms) = self.head_read_ms.take() {
+                    self.head_read(head, sent_ms, now_ms);
+                }
+            }
+            Event::TermReserved(term) => self.term_reserved(term, now_ms),
+            Event::Published { batch, fate } => self.published(batch, fate, now_ms),
+            Event::Answer(payload) => self.peer_answered(payload, now_ms),
+            Event::NoPeer => self.no_peer(now_ms),
+            Event::Records(records) => self.records_read(records, now_ms),
+            Event::Desired(documents) => self.desired(documents, now_ms),
+            Event::Request { id, request } => self.request(id, request, now_ms),
+            Event::Propose(proposal) => self.propose(proposal, now_ms),
+            Event::Resign => self.resign(now_ms),
+            Event::TermSeen(term) => self.term_seen = self.term_seen.max(term),
+            Event::Tick => {}
+        }
+        self.tick(now_ms);
+        std::mem::take(&mut self.out)
+    }
+
+    pub fn deadline_ms(&self) -> Option<u64> {
+        let head = self.head_read_ms.map(|sent| sent + self.settings.request_timeout_ms);
+        let times = [head, self.follow_deadline(), self.lead_deadline(), self.serve_deadline()];
+        times.into_iter().flatten().min()
+    }
+
+    pub fn replica(&self) -> &Replica {
+        &self.replica
+    }
+
+    pub fn followers(&mut self) -> &Followers {
+        let replica = &self.replica;
+        self.followers.get_or_insert_with(|| {
+            let mut followers = Followers::default();
+            for (topic, document) in replica.documents().filter(|(topic, _)| matches!(topic, Topic::Host(_))) {
+                if let Some(edit) = Document::absent().edit_to(document) {
+                    followers.edit(topic, &edit, replica);
+                }
+            }
+            followers
+        })
+    }
+
+    pub fn is_leading(&self) -> bool {
+        matches!(self.role, Role::Leading(_))
+    }
+
+    /// Whether the replica is complete, so that requests can be answered.
+    pub fn is_synced(&self) -> bool {
+        self.follow.is_synced()
+    }
+
+    /// Proposals that wait or are in flight.
+    pub fn queued(&self) -> usize {
+        match &self.role {
+            Role::Leading(reign) => reign.queued(),
+            _ => 0,
+        }
+    }
+
+    fn tick(&mut self, now_ms: u64) {
+        if !self.connected {
+            return;
+        }
+        if self.head_read_ms.is_some_and(|sent| sent + self.settings.request_timeout_ms <= now_ms) {
+            self.head_read_ms = None;
+            self.head_read(None, now_ms, now_ms);
+        }
+        self.tick_follow(now_ms);
+        self.tick_lead(now_ms);
+        self.tick_serve(now_ms);
+    }
+
+    /// One read of the head at a time; whoever waits shares the answer, if the read was sent after they came.
+    fn read_head(&mut self, now_ms: u64) -> bool {
+        if self.head_read_ms.is_some() {
+            return false;
+        }
+        self.head_read_ms = Some(now_ms);
+        self.out.push(Effect::ReadHead);
+        true
+    }
+
+    fn head_read(&mut self, head: Option<Head>, sent_ms: u64, now_ms: u64) {
+        let head: Option<Option<(u64, Lead)>> = match head {
+            None => None,
+            Some(None) => Some(None),
+            Some(Some((sequence, payload))) => match Lead::decode(&payload) {
+                Ok(lead) => Some(Some((sequence, lead))),
+                Err(_) => {
+                    self.out.push(Effect::Report(Incident::Malformed { at: sequence }));
+                    None
+                }
+            },
+        };
+        if let Some(Some((_, lead))) = &head {
+            self.term_seen = self.term_seen.max(lead.term);
+        }
+        self.head_for_follow(head.as_ref(), now_ms);
+        self.head_for_lead(head.as_ref(), sent_ms, now_ms);
+        self.head_for_serve(head.as_ref(), now_ms);
+    }
+}

@@ -1,0 +1,138 @@
+//! Answering hosts from memory. A request is answered only when the replica has reached what was the stream's head after the
+//! request arrived: an answer is never older than what the host has already seen.
+
+use groupcast_messages::{ASK_TOPICS_MAX, Ask, EntropyCheck, Lead};
+use groupcast_policy::topic::Topic;
+
+use super::{Effect, Node, Request};
+use crate::replica::refuse;
+
+/// Requests that may wait for the head.
+pub const REQUESTS_MAX: usize = 65_536;
+
+#[derive(Debug, Default)]
+pub(super) struct Serve {
+    /// Came while a head read was under way: the next one counts for them.
+    before_read: Vec<Waiting>,
+    reading: Vec<Waiting>,
+    /// Know which head they wait for.
+    before_cut: Vec<(u64, u64, Waiting)>,
+    /// The replica holds contents that are not published yet: readers would be handed revisions that do not exist.
+    pub hold_until_published: bool,
+    pub pending_resets: Vec<Topic>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    id: u64,
+    request: Request,
+    since_ms: u64,
+}
+
+impl Node {
+    pub(super) fn request(&mut self, id: u64, request: Request, now_ms: u64) {
+        let waiting = Waiting { id, request, since_ms: now_ms };
+        if self.serve.before_read.len() + self.serve.reading.len() + self.serve.before_cut.len() >= REQUESTS_MAX {
+            return self.reply_refusal(waiting, "too many requests are waiting: ask again");
+        }
+        self.serve.before_read.push(waiting);
+        self.start_read(now_ms);
+    }
+
+    fn start_read(&mut self, now_ms: u64) {
+        if !self.serve.before_read.is_empty() && self.connected && self.serve.reading.is_empty() && self.read_head(now_ms) {
+            self.serve.reading = std::mem::take(&mut self.serve.before_read);
+        }
+    }
+
+    pub(super) fn head_for_serve(&mut self, head: Option<&Option<(u64, Lead)>>, now_ms: u64) {
+        let reading = std::mem::take(&mut self.serve.reading);
+        match head {
+            Some(Some((sequence, lead))) => {
+                self.serve.before_cut.extend(reading.into_iter().map(|waiting| (lead.term, *sequence, waiting)));
+                self.serve_advanced();
+            }
+            // Without a head nobody can say what is current. They wait for the next read until they are refused.
+            _ => self.serve.before_read.extend(reading),
+        }
+        if head.is_some() {
+            self.start_read(now_ms);
+        }
+    }
+
+    /// The replica moved: answer whoever waited for that.
+    pub(super) fn serve_advanced(&mut self) {
+        if self.serve.before_cut.is_empty() || !self.follow.is_synced() || self.serve.hold_until_published {
+            return;
+        }
+        let cut = self.replica.cut();
+        let waiting = std::mem::take(&mut self.serve.before_cut);
+        for (term, lead, waiting) in waiting {
+            if (cut.term, cut.lead) >= (term, lead) {
+                self.reply(waiting);
+            } else {
+                self.serve.before_cut.push((term, lead, waiting));
+            }
+        }
+    }
+
+    fn reply(&mut self, waiting: Waiting) {
+        let chunk_bytes_max = self.settings.chunk_bytes_max;
+        let payloads = match &waiting.request {
+            Request::Snapshot { host, payload } => match Ask::decode(payload) {
+                Ok(ask) => {
+                    self.term_seen = self.term_seen.max(ask.term);
+                    self.replica.answer(host, &ask, chunk_bytes_max)
+                }
+                Err(error) => {
+                    vec![refuse(
+                        0,
+                        &format!(
+                            "the request of host {host} does not decode ({error}): at most {ASK_TOPICS_MAX} topics, this version"
+                        ),
+                    )]
+                }
+            },
+            Request::Replica { payload } => match Ask::decode(payload) {
+                Ok(ask) => self.replica.dump(&ask, chunk_bytes_max),
+                Err(error) => vec![refuse(0, &format!("the request does not decode ({error})"))],
+            },
+            Request::Entropy { host, payload } => match EntropyCheck::decode(payload) {
+                Ok(check) => {
+                    self.term_seen = self.term_seen.max(check.term);
+                    vec![self.replica.compare(host, &check).encode()]
+                }
+                Err(_) => Vec::new(),
+            },
+        };
+        self.out.push(Effect::Reply { id: waiting.id, payloads });
+    }
+
+    fn reply_refusal(&mut self, waiting: Waiting, reason: &str) {
+        let payloads = match &waiting.request {
+            Request::Snapshot { payload, .. } | Request::Replica { payload } => {
+                vec![refuse(Ask::decode(payload).map_or(0, |ask| ask.ask), reason)]
+            }
+            // A check that is not answered is made again in time.
+            Request::Entropy { .. } => Vec::new(),
+        };
+        self.out.push(Effect::Reply { id: waiting.id, payloads });
+    }
+
+    pub(super) fn tick_serve(&mut self, now_ms: u64) {
+        let limit = self.settings.serve_wait_ms;
+        let late = |waiting: &Waiting| waiting.since_ms + limit <= now_ms;
+        let mut refused: Vec<Waiting> = Vec::new();
+        refused.extend(self.serve.before_read.extract_if(.., |waiting| late(waiting)));
+        refused.extend(self.serve.before_cut.extract_if(.., |(_, _, waiting)| late(waiting)).map(|(_, _, waiting)| waiting));
+        for waiting in refused {
+            self.reply_refusal(waiting, "this controller is behind the stream: ask again");
+        }
+        self.start_read(now_ms);
+    }
+
+    pub(super) fn serve_deadline(&self) -> Option<u64> {
+        let waiting = self.serve.before_read.iter().chain(self.serve.before_cut.iter().map(|(_, _, waiting)| waiting));
+        waiting.map(|waiting| waiting.since_ms).min().map(|since| since + self.settings.serve_wait_ms)
+    }
+}

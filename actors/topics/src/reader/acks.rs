@@ -1,0 +1,68 @@
+//! Acknowledgements are state: what is in force now, not a log of what happened, so a lost one is made good by the next.
+
+use std::collections::HashMap;
+
+use groupcast_messages::{ACK_TOPICS_MAX, Ack, HostState};
+use groupcast_policy::topic::TopicHash;
+
+use super::{Effect, Reader};
+
+#[derive(Debug, Default)]
+pub(super) struct Acks {
+    /// Committed, not known to be in force: revision and the commit that brought it.
+    committed: HashMap<TopicHash, (u64, u64)>,
+    /// In force, not acknowledged.
+    in_force: HashMap<TopicHash, u64>,
+    /// What was acknowledged, kept to repeat it when asked.
+    sent: HashMap<TopicHash, u64>,
+    next_ms: u64,
+}
+
+impl Acks {
+    pub fn committed(&mut self, topic: TopicHash, revision: u64, commit: u64) {
+        self.committed.insert(topic, (revision, commit));
+    }
+
+    pub fn enforced(&mut self, up_to: u64) {
+        let in_force = &mut self.in_force;
+        self.committed.retain(|topic, (revision, commit)| {
+            let done = *commit <= up_to;
+            if done {
+                in_force.insert(*topic, *revision);
+            }
+            !done
+        });
+    }
+
+    pub fn forget(&mut self, topic: TopicHash) {
+        self.committed.remove(&topic);
+        self.in_force.remove(&topic);
+        self.sent.remove(&topic);
+    }
+
+    pub fn repeat(&mut self) {
+        for (topic, revision) in self.sent.drain() {
+            self.in_force.entry(topic).or_insert(revision);
+        }
+    }
+
+    pub fn deadline(&self) -> Option<u64> {
+        (!self.in_force.is_empty()).then_some(self.next_ms)
+    }
+}
+
+impl Reader {
+    pub(super) fn tick_acks(&mut self, now_ms: u64) {
+        if self.acks.in_force.is_empty() || now_ms < self.acks.next_ms {
+            return;
+        }
+        self.acks.next_ms = now_ms + self.settings.ack_interval_ms;
+        let mut topics: Vec<TopicHash> = self.acks.in_force.keys().copied().collect();
+        topics.sort_unstable();
+        topics.truncate(ACK_TOPICS_MAX);
+        let reached: Vec<(TopicHash, u64)> =
+            topics.into_iter().filter_map(|t| self.acks.in_force.remove(&t).map(|r| (t, r))).collect();
+        self.acks.sent.extend(reached.iter().copied());
+        self.out.push(Effect::Ack(Ack { term: self.term(), state: HostState::Enforcing, reached }.encode()));
+    }
+}

@@ -1,0 +1,308 @@
+//! Deltas that have arrived and wait for the rest of their batch; committing a batch.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use groupcast_messages::{Companions, Cut, Delta};
+use groupcast_policy::doc::{Document, Edit, EditError};
+use groupcast_policy::needs::{Documents, Needs};
+use groupcast_policy::topic::Topic;
+
+use super::{Commit, Effect, Incident, PENDING_DELTAS_MAX, Reader, Store};
+
+#[derive(Debug)]
+pub(super) struct Arrived {
+    revision: u64,
+    previous: u64,
+    delta: Delta,
+}
+
+/// What has arrived of one batch.
+#[derive(Debug)]
+pub(super) struct Batch {
+    first_seen_ms: u64,
+    deltas: BTreeMap<Topic, Arrived>,
+    /// The host asked because of this batch; it does not ask for it again before the answer.
+    asked: bool,
+    overdue: bool,
+}
+
+impl Batch {
+    pub(super) fn edits(&self) -> impl Iterator<Item = (&Topic, &Edit)> {
+        self.deltas.iter().map(|(topic, arrived)| (topic, &arrived.delta.edit))
+    }
+}
+
+enum Judgement {
+    Ready,
+    /// Everything of it is in what is held already.
+    Covered,
+    /// A companion may still be on its way.
+    Incomplete,
+    /// Only the snapshot service can help.
+    Stuck(Incident),
+    /// Needs topics that are not followed yet.
+    Gains(BTreeSet<Topic>),
+    /// A topic of it is being joined; the answer will bring it.
+    Unsynced,
+}
+
+impl Reader {
+    pub(super) fn arrived(&mut self, topic: Topic, revision: u64, previous: u64, payload: &[u8], now_ms: u64) {
+        if !self.subscribed.contains_key(&topic) {
+            return; // was on its way when the topic was unsubscribed
+        }
+        let delta = match Delta::decode(&topic, payload) {
+            Ok(delta) => delta,
+            Err(error) => {
+                // Its revision is missing now, so the next delta shows a gap; asking covers the case that none comes.
+                self.report(Incident::Malformed { topic, error });
+                return self.want_ask_again(now_ms);
+            }
+        };
+        let Some(lead) = revision.checked_sub(u64::from(delta.position)).filter(|lead| *lead > 0 && delta.position > 0) else {
+            self.report(Incident::Corrupt { topic });
+            return self.want_ask_again(now_ms);
+        };
+        let held = self.held.revision(&topic);
+        let current = self.term();
+        if delta.term < current {
+            // Within an intact stream a lower term is always an older sequence.
+            if held.is_none_or(|held| held < revision) {
+                let term = delta.term;
+                self.report(Incident::LowerTerm { topic, term });
+                self.want_ask_again(now_ms);
+            }
+            return;
+        }
+        if delta.term == current && held.is_some_and(|held| revision <= held) {
+            return; // a duplicate, or covered by the snapshot that was the base
+        }
+        if delta.term > current && self.cut.is_some() {
+            // A new leader. Its deltas continue what is held or they do not, the chain and the digest tell; but what it
+            // published while this host could not listen is worth a check.
+            self.checks.soon(now_ms, self.settings.ask_jitter_ms, &mut self.random);
+        }
+        let batch = self.batches.entry(Cut { term: delta.term, lead }).or_insert_with(|| Batch {
+            first_seen_ms: now_ms,
+            deltas: BTreeMap::new(),
+            asked: false,
+            overdue: false,
+        });
+        if batch.deltas.insert(topic, Arrived { revision, previous, delta }).is_none() {
+            self.pending += 1;
+        }
+        if self.pending > PENDING_DELTAS_MAX {
+            self.batches.clear();
+            self.pending = 0;
+            self.report(Incident::TooManyPending);
+            return self.want_ask_again(now_ms);
+        }
+        self.advance(now_ms);
+    }
+
+    /// Commits what can be committed, lowest batch first: later ones never overtake.
+    pub(super) fn advance(&mut self, now_ms: u64) {
+        if self.cut.is_none() {
+            return; // everything waits for the first answer
+        }
+        while let Some((&cut, batch)) = self.batches.first_key_value() {
+            match self.judge(cut, batch) {
+                Judgement::Ready => {
+                    if let Some((cut, batch)) = self.batches.pop_first() {
+                        self.commit(cut, batch);
+                    }
+                }
+                Judgement::Covered => {
+                    if let Some((_, batch)) = self.batches.pop_first() {
+                        self.pending -= batch.deltas.len();
+                    }
+                }
+                Judgement::Incomplete => return, // `check_held` asks when it lasts
+                Judgement::Unsynced => return self.want_ask(now_ms, 0),
+                Judgement::Stuck(incident) => {
+                    if self.mark_asked(cut) {
+                        if let Incident::Corrupt { topic } = &incident {
+                            self.distrusted.insert(topic.clone());
+                        }
+                        self.report(incident);
+                        self.want_ask(now_ms, self.settings.ask_jitter_ms);
+                    }
+                    return;
+                }
+                Judgement::Gains(topics) => {
+                    self.subscribe(topics, now_ms);
+                    return self.want_ask(now_ms, 0);
+                }
+            }
+        }
+    }
+
+    fn mark_asked(&mut self, cut: Cut) -> bool {
+        self.batches.get_mut(&cut).is_some_and(|batch| !std::mem::replace(&mut batch.asked, true))
+    }
+
+    fn judge(&self, cut: Cut, batch: &Batch) -> Judgement {
+        let mut covered = 0;
+        for (topic, arrived) in &batch.deltas {
+            let Some(held) = self.held.0.get(topic) else { return Judgement::Unsynced };
+            if cut.term == self.term() && arrived.revision <= held.revision {
+                covered += 1;
+                continue;
+            }
+            if arrived.delta.edit == Edit::Reset && arrived.delta.digest == held.document.digest() {
+                continue; // says what is held already, whatever came before
+            }
+            if arrived.previous != held.revision || self.distrusted.contains(topic) {
+                return Judgement::Stuck(Incident::Gap { topic: topic.clone() });
+            }
+        }
+        if covered == batch.deltas.len() {
+            return Judgement::Covered;
+        }
+        if !self.is_complete(cut, batch) {
+            return Judgement::Incomplete;
+        }
+        for (topic, arrived) in &batch.deltas {
+            let Some(held) = self.held.0.get(topic) else { return Judgement::Unsynced };
+            match held.document.outcome(&arrived.delta.edit) {
+                Ok(outcome) if outcome.digest == arrived.delta.digest => {}
+                Err(EditError::Reset) if arrived.delta.digest == held.document.digest() => {}
+                Err(EditError::Reset) => return Judgement::Stuck(Incident::Gap { topic: topic.clone() }),
+                _ => return Judgement::Stuck(Incident::Corrupt { topic: topic.clone() }),
+            }
+        }
+        let gains = self.would_gain(batch);
+        if gains.is_empty() { Judgement::Ready } else { Judgement::Gains(gains) }
+    }
+
+    /// Whether everything of the batch that this host follows has arrived.
+    fn is_complete(&self, cut: Cut, batch: &Batch) -> bool {
+        let mut tallied = false;
+        for arrived in batch.deltas.values() {
+            match &arrived.delta.companions {
+                Companions::Tallied => tallied = true,
+                Companions::Listed(hashes) => {
+                    let missing = hashes.iter().filter_map(|hash| self.by_hash.get(hash)).any(|topic| {
+                        let beyond = cut.term == self.term() && self.held.revision(topic).is_some_and(|held| held > cut.lead);
+                        !batch.deltas.contains_key(topic) && !beyond
+                    });
+                    if missing {
+                        return false;
+                    }
+                }
+            }
+        }
+        if !tallied {
+            return true;
+        }
+        let own = Topic::Host(self.host.clone());
+        let Some(tally) = batch.deltas.get(&own).and_then(|arrived| arrived.delta.tally) else { return false };
+        // Topics followed in advance of need are not in the writer's count.
+        let counted = batch.deltas.iter().filter(|(topic, _)| **topic != own && self.needs.wants(topic));
+        let (count, xor) = counted.fold((0, 0), |(count, xor), (_, arrived)| (count + 1, xor ^ arrived.delta.position));
+        (count, xor) == (tally.count, tally.xor)
+    }
+
+    /// The topics the batch brings into need that are not synced.
+    fn would_gain(&self, batch: &Batch) -> BTreeSet<Topic> {
+        let structural = |topic: &Topic| !matches!(topic, Topic::Members(_));
+        let mut edits = batch.edits().filter(|(topic, edit)| structural(topic) && **edit != Edit::Reset);
+        let (Some(first), second) = (edits.next(), edits.next()) else { return BTreeSet::new() };
+        let Some(second) = second else { return self.needs.would_gain(first.0, first.1, &self.held) };
+        // Several documents that refer to each other change at once: play it through on the side.
+        let mut overlay = Overlay { store: &self.held, changed: HashMap::new() };
+        let mut needs: Needs = self.needs.clone();
+        let mut gained = BTreeSet::new();
+        for (topic, edit) in [first, second].into_iter().chain(edits) {
+            gained.extend(needs.edit(topic, edit, &overlay).gained);
+            let mut document = overlay.document(topic).cloned().unwrap_or_default();
+            if document.apply(edit).is_ok() {
+                overlay.changed.insert(topic.clone(), document);
+            }
+        }
+        gained.retain(|topic| needs.wants(topic) && !self.held.0.contains_key(topic));
+        gained
+    }
+
+    fn commit(&mut self, cut: Cut, batch: Batch) {
+        self.pending -= batch.deltas.len();
+        let mut commit = self.new_commit(cut);
+        for (topic, arrived) in batch.deltas {
+            let same_content = arrived.delta.edit == Edit::Reset;
+            if !same_content {
+                self.needs.edit(&topic, &arrived.delta.edit, &self.held);
+            }
+            let Some(held) = self.held.0.get_mut(&topic) else { continue };
+            if !same_content && held.document.apply(&arrived.delta.edit).is_err() {
+                continue; // judged before: cannot happen
+            }
+            held.revision = arrived.revision;
+            self.acks.committed(topic.hash64(), arrived.revision, commit.number);
+            commit.change = commit.change.max(arrived.delta.change);
+            if !same_content {
+                commit.edits.push((topic, Some(arrived.delta.edit)));
+            }
+        }
+        self.cut = self.cut.max(Some(cut));
+        commit.dropped = self.unsubscribe_unneeded();
+        self.out.push(Effect::Commit(commit));
+    }
+
+    pub(super) fn new_commit(&mut self, cut: Cut) -> Commit {
+        self.commits += 1;
+        Commit { number: self.commits, cut, change: 0, edits: Vec::new(), dropped: Vec::new() }
+    }
+
+    /// Drops batches that a snapshot at `cut` contains.
+    pub(super) fn drop_batches_up_to(&mut self, cut: Cut) {
+        let later = match cut.lead.checked_add(1) {
+            Some(lead) => self.batches.split_off(&Cut { term: cut.term, lead }),
+            None => BTreeMap::new(),
+        };
+        self.batches = later;
+        // Whatever kept them waiting has to be judged anew.
+        self.batches.values_mut().for_each(|batch| batch.asked = false);
+        self.pending = self.batches.values().map(|batch| batch.deltas.len()).sum();
+    }
+
+    /// The lowest batch waits: for companions only so long, and its safe part is offered after a while.
+    pub(super) fn check_held(&mut self, now_ms: u64) {
+        let Some((&cut, batch)) = self.batches.first_key_value() else { return };
+        let waited = now_ms.saturating_sub(batch.first_seen_ms);
+        if self.cut.is_none() {
+            return;
+        }
+        if waited >= self.settings.companion_wait_ms && !batch.asked && self.mark_asked(cut) {
+            self.report(Incident::Incomplete { cut });
+            self.want_ask(now_ms, 0);
+        }
+        if waited >= self.settings.hold_ms
+            && let Some(batch) = self.batches.get_mut(&cut)
+            && !std::mem::replace(&mut batch.overdue, true)
+        {
+            self.out.push(Effect::Overdue(cut));
+        }
+    }
+
+    pub(super) fn held_deadline(&self) -> Option<u64> {
+        let (_, batch) = self.batches.first_key_value().filter(|_| self.cut.is_some())?;
+        if !batch.asked {
+            Some(batch.first_seen_ms + self.settings.companion_wait_ms)
+        } else if !batch.overdue {
+            Some(batch.first_seen_ms + self.settings.hold_ms)
+        } else {
+            None
+        }
+    }
+}
+
+struct Overlay<'a> {
+    store: &'a Store,
+    changed: HashMap<Topic, Document>,
+}
+
+impl Documents for Overlay<'_> {
+    fn document(&self, topic: &Topic) -> Option<&Document> {
+        self.changed.get(topic).or_else(|| self.store.document(topic))
+    }
+}

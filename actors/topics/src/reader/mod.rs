@@ -1,0 +1,377 @@
+//! A host's side of topics: follows exactly the topics its host needs and exposes them only at cuts.
+//!
+//! A plain state machine: [`Reader::handle`] takes an event and the time, and says what to do. Deltas are gathered into batches by
+//! the sequence of their lead message. The lowest batch commits when everything of it that this host follows has arrived, continues
+//! what is held, and leads to the digests it names; until then it and all later ones wait while the old state stays exposed. Whatever
+//! does not fit is repaired in one way only: ask the snapshot service with the revisions held, and install the answer, which brings
+//! all topics to one cut.
+
+mod acks;
+mod answer;
+mod arriving;
+mod checks;
+mod repair;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use groupcast_messages::{Cut, DecodeError};
+use groupcast_policy::doc::{Document, Edit};
+use groupcast_policy::ids::HostId;
+use groupcast_policy::needs::{Documents, Needs};
+use groupcast_policy::topic::{Topic, TopicHash};
+
+use crate::random::Random;
+use acks::Acks;
+use arriving::Batch;
+use checks::Checks;
+use repair::Repair;
+
+/// Deltas kept while they cannot be committed. Beyond it they are dropped and everything is asked for again.
+pub const PENDING_DELTAS_MAX: usize = 65_536;
+
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How long a batch may lack a companion before the host asks.
+    pub companion_wait_ms: u64,
+    /// How long a change that names topics not followed yet is held before its safe part is offered.
+    pub hold_ms: u64,
+    /// When revisions are checked again after a new subscription or a reconnect: interest spreads slowly in a cluster.
+    pub rechecks_ms: [u64; 3],
+    /// How long a difference found by such a check may still be in flight before the host asks.
+    pub recheck_settle_ms: u64,
+    /// The periodic check falls somewhere between these.
+    pub entropy_min_ms: u64,
+    pub entropy_max_ms: u64,
+    pub entropy_settle_ms: u64,
+    pub ask_timeout_ms: u64,
+    /// Spread of the requests that many hosts make for one reason at one moment.
+    pub ask_jitter_ms: u64,
+    /// Backoff of requests that fail again and again.
+    pub ask_backoff_max_ms: u64,
+    pub ack_interval_ms: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            companion_wait_ms: 200,
+            hold_ms: 2_000,
+            rechecks_ms: [250, 1_000, 5_000],
+            recheck_settle_ms: 100,
+            entropy_min_ms: 30_000,
+            entropy_max_ms: 60_000,
+            entropy_settle_ms: 1_000,
+            ask_timeout_ms: 2_000,
+            ask_jitter_ms: 50,
+            ask_backoff_max_ms: 10_000,
+            ack_interval_ms: 100,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// Connected or reconnected; messages may have been lost before.
+    Connected,
+    Disconnected,
+    /// Everything subscribed before the flush of this number is in effect at the server this host talks to.
+    Flushed(u64),
+    /// A republished message. The adapter has checked that its headers name the stream and subject.
+    Delta {
+        topic: Topic,
+        revision: u64,
+        previous: u64,
+        payload: &'a [u8],
+    },
+    /// A message of the snapshot service, answering an [`Effect::Ask`].
+    Answer(&'a [u8]),
+    EntropyAnswer(&'a [u8]),
+    Nudge(&'a [u8]),
+    /// The client dropped messages, it does not say which.
+    Lost,
+    /// All commits up to this number are in force.
+    Enforced(u64),
+    Tick,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// May name a topic already subscribed: after a reconnect all are named again.
+    Subscribe(Topic),
+    Unsubscribe(Topic),
+    Flush(u64),
+    Ask(Vec<u8>),
+    Entropy(Vec<u8>),
+    Ack(Vec<u8>),
+    Commit(Commit),
+    /// A change has been held for `hold_ms` because topics it names are not synced: see [`Reader::held_back`].
+    Overdue(Cut),
+    Report(Incident),
+}
+
+/// One step of the exposed state: all of it or nothing becomes effective.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Commit {
+    pub number: u64,
+    pub cut: Cut,
+    /// The highest change it reflects; 0 when it came from a snapshot.
+    pub change: u64,
+    /// `None`: the document was replaced, look at [`Reader::document`].
+    pub edits: Vec<(Topic, Option<Edit>)>,
+    pub dropped: Vec<Topic>,
+}
+
+/// What went wrong and was or will be repaired; for logs, metrics and the host's report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Incident {
+    /// A message of `topic` that is not acceptable. The old state stays.
+    Malformed {
+        topic: Topic,
+        error: DecodeError,
+    },
+    /// The edit contradicts itself or leads to another digest than the writer's.
+    Corrupt {
+        topic: Topic,
+    },
+    /// A message of a term that is over.
+    LowerTerm {
+        topic: Topic,
+        term: u64,
+    },
+    /// A revision is missing before this one.
+    Gap {
+        topic: Topic,
+    },
+    /// A batch lacked a companion for too long.
+    Incomplete {
+        cut: Cut,
+    },
+    AskTimedOut,
+    AskRefused {
+        reason: String,
+    },
+    /// An answer that is older than what is held or that does not fit.
+    AnswerRejected {
+        why: &'static str,
+    },
+    TooManyPending,
+}
+
+#[derive(Debug, Clone)]
+struct Held {
+    document: Document,
+    revision: u64,
+}
+
+#[derive(Debug, Default)]
+struct Store(HashMap<Topic, Held>);
+
+impl Documents for Store {
+    fn document(&self, topic: &Topic) -> Option<&Document> {
+        self.0.get(topic).map(|held| &held.document)
+    }
+}
+
+impl Store {
+    fn revision(&self, topic: &Topic) -> Option<u64> {
+        self.0.get(topic).map(|held| held.revision)
+    }
+}
+
+#[derive(Debug)]
+pub struct Reader {
+    host: HostId,
+    settings: Settings,
+    random: Random,
+    connected: bool,
+    /// Subscribed topics and the flush after which they are in effect.
+    subscribed: HashMap<Topic, u64>,
+    by_hash: HashMap<TopicHash, Topic>,
+    flush_sent: u64,
+    flush_done: u64,
+    held: Store,
+    needs: Needs,
+    cut: Option<Cut>,
+    batches: BTreeMap<Cut, Batch>,
+    pending: usize,
+    /// Topics whose content turned out wrong: asked for as if nothing were held.
+    distrusted: HashSet<Topic>,
+    repair: Repair,
+    checks: Checks,
+    acks: Acks,
+    commits: u64,
+    out: Vec<Effect>,
+}
+
+impl Reader {
+    pub fn new(host: HostId, settings: Settings, seed: u64) -> Self {
+        let needs = Needs::of_host(&host);
+        Self {
+            host,
+            settings,
+            random: Random::new(seed),
+            connected: false,
+            subscribed: HashMap::new(),
+            by_hash: HashMap::new(),
+            flush_sent: 0,
+            flush_done: 0,
+            held: Store::default(),
+            needs,
+            cut: None,
+            batches: BTreeMap::new(),
+            pending: 0,
+            distrusted: HashSet::new(),
+            repair: Repair::default(),
+            checks: Checks::default(),
+            acks: Acks::default(),
+            commits: 0,
+            out: Vec::new(),
+        }
+    }
+
+    pub fn handle(&mut self, event: Event<'_>, now_ms: u64) -> Vec<Effect> {
+        match event {
+            Event::Connected => self.connected(now_ms),
+            Event::Disconnected => self.disconnected(),
+            Event::Flushed(number) => self.flush_done = self.flush_done.max(number),
+            Event::Delta { topic, revision, previous, payload } => self.arrived(topic, revision, previous, payload, now_ms),
+            Event::Answer(payload) => self.answered(payload, now_ms),
+            Event::EntropyAnswer(payload) => self.entropy_answered(payload, now_ms),
+            Event::Nudge(payload) => self.nudged(payload, now_ms),
+            Event::Lost => self.want_ask(now_ms, self.settings.ask_jitter_ms),
+            Event::Enforced(number) => self.acks.enforced(number),
+            Event::Tick => {}
+        }
+        self.tick(now_ms);
+        std::mem::take(&mut self.out)
+    }
+
+    /// When [`Event::Tick`] is due at the latest.
+    pub fn deadline_ms(&self) -> Option<u64> {
+        if !self.connected {
+            return self.held_deadline();
+        }
+        let times = [
+            self.repair.deadline(self.flush_done == self.flush_sent, &self.settings),
+            self.checks.deadline(),
+            self.acks.deadline(),
+        ];
+        times.into_iter().flatten().chain(self.held_deadline()).min()
+    }
+
+    /// The committed document; `None` for a topic that is not needed or not synced.
+    pub fn document(&self, topic: &Topic) -> Option<&Document> {
+        self.held.document(topic)
+    }
+
+    pub fn revision(&self, topic: &Topic) -> Option<u64> {
+        self.held.revision(topic)
+    }
+
+    /// The committed documents.
+    pub fn documents(&self) -> impl Iterator<Item = (&Topic, &Document)> {
+        self.held.0.iter().map(|(topic, held)| (topic, &held.document))
+    }
+
+    pub fn subscriptions(&self) -> BTreeSet<Topic> {
+        self.subscribed.keys().cloned().collect()
+    }
+
+    /// Where the exposed state stands; `None` before the first complete sync.
+    pub fn cut(&self) -> Option<Cut> {
+        self.cut
+    }
+
+    /// How many deltas wait.
+    pub fn pending(&self) -> usize {
+        self.pending
+    }
+
+    /// The edits of the change that is held back, oldest first. The host may put their safe part in force: denies added and
+    /// allows removed, judged against the committed documents.
+    pub fn held_back(&self) -> impl Iterator<Item = (&Topic, &Edit)> {
+        self.batches.first_key_value().into_iter().flat_map(|(_, batch)| batch.edits())
+    }
+
+    fn connected(&mut self, now_ms: u64) {
+        self.connected = true;
+        self.repair.cancel();
+        let own = Topic::Host(self.host.clone());
+        self.flush_sent += 1;
+        if !self.subscribed.contains_key(&own) {
+            self.by_hash.insert(own.hash64(), own.clone());
+            self.subscribed.insert(own, 0);
+        }
+        for (topic, flush) in &mut self.subscribed {
+            *flush = self.flush_sent;
+            self.out.push(Effect::Subscribe(topic.clone()));
+        }
+        self.out.push(Effect::Flush(self.flush_sent));
+        let jitter = if self.cut.is_none() { 0 } else { self.settings.ask_jitter_ms };
+        self.want_ask(now_ms, jitter);
+        self.checks.restart(now_ms, &self.settings, &mut self.random);
+    }
+
+    fn disconnected(&mut self) {
+        self.connected = false;
+        self.repair.cancel();
+    }
+
+    /// Subscribes what is missing; the next request waits until that is in effect.
+    fn subscribe(&mut self, topics: impl IntoIterator<Item = Topic>, now_ms: u64) -> bool {
+        let mut any = false;
+        for topic in topics {
+            if self.subscribed.contains_key(&topic) {
+                continue;
+            }
+            if !any {
+                self.flush_sent += 1;
+                any = true;
+            }
+            self.by_hash.insert(topic.hash64(), topic.clone());
+            self.subscribed.insert(topic.clone(), self.flush_sent);
+            self.out.push(Effect::Subscribe(topic));
+        }
+        if any {
+            self.out.push(Effect::Flush(self.flush_sent));
+            self.checks.restart(now_ms, &self.settings, &mut self.random);
+        }
+        any
+    }
+
+    /// Forgets topics that are not needed any more.
+    fn unsubscribe_unneeded(&mut self) -> Vec<Topic> {
+        let unneeded: Vec<Topic> = self.subscribed.keys().filter(|topic| !self.needs.wants(topic)).cloned().collect();
+        let mut dropped = Vec::new();
+        for topic in unneeded {
+            self.subscribed.remove(&topic);
+            self.by_hash.remove(&topic.hash64());
+            self.distrusted.remove(&topic);
+            self.acks.forget(topic.hash64());
+            if self.held.0.remove(&topic).is_some() {
+                dropped.push(topic.clone());
+            }
+            self.out.push(Effect::Unsubscribe(topic));
+        }
+        dropped
+    }
+
+    fn tick(&mut self, now_ms: u64) {
+        self.check_held(now_ms);
+        if self.connected {
+            self.tick_repair(now_ms);
+            self.tick_checks(now_ms);
+            self.tick_acks(now_ms);
+        }
+    }
+
+    fn report(&mut self, incident: Incident) {
+        self.out.push(Effect::Report(incident));
+    }
+
+    fn term(&self) -> u64 {
+        self.cut.map_or(0, |cut| cut.term)
+    }
+}

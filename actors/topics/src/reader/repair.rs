@@ -1,0 +1,103 @@
+//! Asking the snapshot service: one request at a time, after every subscription is in effect, with backoff.
+
+use std::collections::BTreeSet;
+
+use groupcast_messages::Ask;
+use groupcast_policy::topic::Topic;
+
+use super::answer::Assembly;
+use super::{Effect, Incident, Reader, Settings};
+
+/// Never ask again sooner than this after a request that did not help.
+const ASK_BACKOFF_MIN_MS: u64 = 20;
+
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub number: u32,
+    pub sent_ms: u64,
+    /// In the order of the request; answers refer to it by index.
+    pub asked: Vec<Topic>,
+    pub assembly: Assembly,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Repair {
+    pub in_flight: Option<InFlight>,
+    due_ms: Option<u64>,
+    last_number: u32,
+    /// Requests in a row that did not help.
+    failures: u32,
+    /// What answers have brought so far and is not installed, because the closure was not followed whole yet.
+    pub staged: std::collections::HashMap<Topic, super::Held>,
+}
+
+impl Repair {
+    pub fn cancel(&mut self) {
+        self.in_flight = None;
+        self.staged.clear();
+    }
+
+    pub fn succeeded(&mut self) {
+        self.failures = 0;
+        self.staged.clear();
+    }
+
+    pub fn deadline(&self, flushed: bool, settings: &Settings) -> Option<u64> {
+        match &self.in_flight {
+            Some(ask) => Some(ask.sent_ms + settings.ask_timeout_ms),
+            None if flushed => self.due_ms,
+            None => None,
+        }
+    }
+}
+
+impl Reader {
+    /// Ask within `jitter_ms`, or as soon as the request under way is answered.
+    pub(super) fn want_ask(&mut self, now_ms: u64, jitter_ms: u64) {
+        let due = now_ms + self.random.below(jitter_ms + 1);
+        self.repair.due_ms = Some(self.repair.due_ms.map_or(due, |earlier| earlier.min(due)));
+    }
+
+    /// The last request did not help, or the reason to ask may well persist.
+    pub(super) fn want_ask_again(&mut self, now_ms: u64) {
+        self.repair.failures = self.repair.failures.saturating_add(1);
+        let ceiling = (ASK_BACKOFF_MIN_MS << self.repair.failures.min(20)).min(self.settings.ask_backoff_max_ms);
+        let due = now_ms + ASK_BACKOFF_MIN_MS + self.random.below(ceiling);
+        self.repair.due_ms = Some(self.repair.due_ms.map_or(due, |earlier| earlier.min(due)));
+    }
+
+    pub(super) fn tick_repair(&mut self, now_ms: u64) {
+        if let Some(ask) = &self.repair.in_flight {
+            if now_ms < ask.sent_ms + self.settings.ask_timeout_ms {
+                return;
+            }
+            self.repair.in_flight = None;
+            self.report(Incident::AskTimedOut);
+            self.want_ask_again(now_ms);
+        }
+        let flushed = self.flush_done == self.flush_sent;
+        if flushed && self.repair.due_ms.is_some_and(|due| due <= now_ms) {
+            self.ask(now_ms);
+        }
+    }
+
+    fn ask(&mut self, now_ms: u64) {
+        self.repair.due_ms = None;
+        self.repair.last_number = self.repair.last_number.wrapping_add(1);
+        let number = self.repair.last_number;
+        let topics: BTreeSet<&Topic> = self.subscribed.keys().collect();
+        let held = topics.iter().map(|topic| (topic.hash64(), self.revision_to_ask_from(topic))).collect();
+        let asked = topics.into_iter().cloned().collect();
+        self.repair.in_flight = Some(InFlight { number, sent_ms: now_ms, asked, assembly: Assembly::default() });
+        self.out.push(Effect::Ask(Ask { ask: number, term: self.term(), held }.encode()));
+    }
+
+    /// 0 where the content is unknown or not trusted: the whole document is wanted then.
+    fn revision_to_ask_from(&self, topic: &Topic) -> u64 {
+        if self.distrusted.contains(topic) {
+            return 0;
+        }
+        let staged = self.repair.staged.get(topic).map(|staged| staged.revision);
+        staged.or_else(|| self.held.revision(topic)).unwrap_or(0)
+    }
+}

@@ -1,0 +1,251 @@
+//! Everything that is published: all documents at one cut, with enough of the recent past to bring a host up to date by deltas.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use groupcast_messages::{
+    Answer, Ask, ChunkWriter, Cut, Delta, ENTROPY_TOPICS_MAX, EntropyAnswer, EntropyCheck, Past, TopicRef, entropy_item,
+};
+use groupcast_policy::doc::{Digest, Document, Edit};
+use groupcast_policy::ids::HostId;
+use groupcast_policy::needs::{Documents, needed};
+use groupcast_policy::topic::{Topic, TopicHash};
+
+/// Deltas kept per topic: a host that missed more gets the document.
+pub const HISTORY_DELTAS_MAX: usize = 16;
+/// Bytes of deltas kept per topic.
+pub const HISTORY_BYTES_MAX: usize = 4_096;
+
+#[derive(Debug, Clone, Default)]
+struct Kept {
+    document: Document,
+    revision: u64,
+    /// The deltas after `base`, oldest first.
+    history: VecDeque<Past>,
+    history_bytes: usize,
+    base: u64,
+}
+
+impl Kept {
+    fn remember(&mut self, past: Past) {
+        self.history_bytes += past.payload.len();
+        self.history.push_back(past);
+        while self.history.len() > HISTORY_DELTAS_MAX || self.history_bytes > HISTORY_BYTES_MAX {
+            let Some(oldest) = self.history.pop_front() else { break };
+            self.history_bytes -= oldest.payload.len();
+            self.base = oldest.revision;
+        }
+    }
+
+    fn restart_history(&mut self, revision: u64) {
+        self.history.clear();
+        self.history_bytes = 0;
+        self.base = revision;
+    }
+
+    /// The deltas that lead from `revision` to now, if they are all still here.
+    fn after(&self, revision: u64) -> Option<Vec<Past>> {
+        if revision == self.base {
+            return Some(self.history.iter().cloned().collect());
+        }
+        let position = self.history.iter().position(|past| past.revision == revision)?;
+        Some(self.history.iter().skip(position + 1).cloned().collect())
+    }
+}
+
+/// One message of a batch as it was published.
+#[derive(Debug, Clone)]
+pub struct PublishedDelta {
+    pub topic: Topic,
+    pub revision: u64,
+    pub delta: Delta,
+    pub payload: Vec<u8>,
+    /// What the delta means, where the published one is [`Edit::Reset`] and only its writer knows.
+    pub meaning: Option<Edit>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    #[error("topic {topic}: the published edit does not apply to the copy held here")]
+    Edit { topic: Topic },
+    #[error("topic {topic}: the published edit leads to another digest than the copy held here")]
+    Digest { topic: Topic },
+    #[error("topic {topic}: its content was published by reference only")]
+    Content { topic: Topic },
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct Replica {
+    topics: HashMap<Topic, Kept>,
+    by_hash: HashMap<TopicHash, Topic>,
+    cut: Cut,
+    /// The term under which this life of the stream began.
+    since: u64,
+}
+
+impl Documents for Replica {
+    fn document(&self, topic: &Topic) -> Option<&Document> {
+        self.topics.get(topic).map(|kept| &kept.document)
+    }
+}
+
+impl Replica {
+    pub fn cut(&self) -> Cut {
+        self.cut
+    }
+
+    pub fn since(&self) -> u64 {
+        self.since
+    }
+
+    pub fn revision(&self, topic: &Topic) -> u64 {
+        self.topics.get(topic).map_or(0, |kept| kept.revision)
+    }
+
+    pub fn len(&self) -> usize {
+        self.topics.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.topics.is_empty()
+    }
+
+    pub fn topics(&self) -> impl Iterator<Item = &Topic> {
+        self.topics.keys()
+    }
+
+    pub fn documents(&self) -> impl Iterator<Item = (&Topic, &Document)> {
+        self.topics.iter().map(|(topic, kept)| (topic, &kept.document))
+    }
+
+    pub fn topic_of(&self, hash: TopicHash) -> Option<&Topic> {
+        self.by_hash.get(&hash)
+    }
+
+    /// An empty lead message moved the cut.
+    pub fn advance(&mut self, cut: Cut, since: u64) {
+        self.cut = cut;
+        self.since = since;
+    }
+
+    /// Applies a whole batch or nothing of it.
+    pub fn apply(&mut self, cut: Cut, since: u64, batch: &[PublishedDelta]) -> Result<(), Unfit> {
+        let absent = Document::absent();
+        for message in batch {
+            let held = self.topics.get(&message.topic).map_or(&absent, |kept| &kept.document);
+            let edit = message.meaning.as_ref().unwrap_or(&message.delta.edit);
+            if *edit == Edit::Reset {
+                if held.digest() == message.delta.digest {
+                    continue;
+                }
+                return Err(Unfit::Content { topic: message.topic.clone() });
+            }
+            let topic = || message.topic.clone();
+            let outcome = held.outcome(edit).map_err(|_| Unfit::Edit { topic: topic() })?;
+            if outcome.digest != message.delta.digest {
+                return Err(Unfit::Digest { topic: topic() });
+            }
+        }
+        for message in batch {
+            let kept = self.entry(&message.topic);
+            let edit = message.meaning.as_ref().unwrap_or(&message.delta.edit);
+            if *edit != Edit::Reset {
+                // Judged above.
+                let _ = kept.document.apply(edit);
+            }
+            kept.revision = message.revision;
+            if message.delta.edit == Edit::Reset {
+                kept.restart_history(message.revision);
+            } else {
+                kept.remember(Past { revision: message.revision, payload: message.payload.clone() });
+            }
+        }
+        self.advance(cut, since);
+        Ok(())
+    }
+
+    fn entry(&mut self, topic: &Topic) -> &mut Kept {
+        if !self.topics.contains_key(topic) {
+            self.by_hash.insert(topic.hash64(), topic.clone());
+        }
+        self.topics.entry(topic.clone()).or_default()
+    }
+
+    /// A copy from another controller, or from scratch.
+    pub fn restore(cut: Cut, since: u64, documents: impl IntoIterator<Item = (Topic, u64, Document)>) -> Self {
+        let mut replica = Self { cut, since, ..Self::default() };
+        for (topic, revision, document) in documents {
+            let kept = replica.entry(&topic);
+            kept.document = document;
+            kept.revision = revision;
+            kept.base = revision;
+        }
+        replica
+    }
+
+    /// The stream is gone: contents stay, revisions begin anew under the next term.
+    pub fn forget_revisions(&mut self) {
+        for kept in self.topics.values_mut() {
+            kept.revision = 0;
+            kept.restart_history(0);
+        }
+        self.cut = Cut::default();
+    }
+
+    /// Brings a host to this replica's cut: every topic it needs or asks for, as little as possible of each.
+    pub fn answer(&self, host: &HostId, ask: &Ask, chunk_bytes_max: usize) -> Vec<Vec<u8>> {
+        let mut writer = ChunkWriter::new(ask.ask, self.cut, chunk_bytes_max);
+        // Revisions of an earlier life of the stream mean nothing in this one.
+        let comparable = ask.term >= self.since;
+        let mut needed: BTreeSet<Topic> = needed(host, self);
+        let absent = Kept::default();
+        for (index, (hash, held)) in ask.held.iter().enumerate() {
+            let topic = self.by_hash.get(hash).cloned().or_else(|| needed.iter().find(|topic| topic.hash64() == *hash).cloned());
+            let is_needed = topic.as_ref().is_some_and(|topic| needed.remove(topic));
+            let kept = topic.as_ref().and_then(|topic| self.topics.get(topic)).unwrap_or(&absent);
+            let reference = TopicRef::Asked(index as u32);
+            let held = if comparable { *held } else { 0 };
+            if held != 0 && held == kept.revision {
+                writer.push_same(reference, is_needed, kept.revision);
+            } else if let Some(past) = (held != 0).then(|| kept.after(held)).flatten() {
+                writer.push_deltas(reference, is_needed, kept.revision, &past);
+            } else {
+                writer.push_document(reference, is_needed, kept.revision, &kept.document);
+            }
+        }
+        for topic in needed {
+            let kept = self.topics.get(&topic).unwrap_or(&absent);
+            writer.push_document(TopicRef::Named(topic), true, kept.revision, &kept.document);
+        }
+        writer.finish()
+    }
+
+    /// Everything, for another controller.
+    pub fn dump(&self, ask: &Ask, chunk_bytes_max: usize) -> Vec<Vec<u8>> {
+        let mut writer = ChunkWriter::new(ask.ask, self.cut, chunk_bytes_max);
+        for (topic, kept) in &self.topics {
+            writer.push_document(TopicRef::Named(topic.clone()), true, kept.revision, &kept.document);
+        }
+        writer.finish()
+    }
+
+    pub fn compare(&self, host: &HostId, check: &EntropyCheck) -> EntropyAnswer {
+        let revisions: Vec<(TopicHash, u64)> =
+            needed(host, self).iter().map(|topic| (topic.hash64(), self.revision(topic))).collect();
+        let hash = revisions.iter().fold(0u64, |sum, (topic, revision)| sum.wrapping_add(entropy_item(*topic, *revision)));
+        if check.term >= self.since && check.topics as usize == revisions.len() && check.hash == hash {
+            return EntropyAnswer::Equal { cut: self.cut };
+        }
+        let truncated = revisions.len() > ENTROPY_TOPICS_MAX || check.term < self.since;
+        let revisions = if truncated { Vec::new() } else { revisions };
+        EntropyAnswer::Differs { cut: self.cut, revisions, truncated }
+    }
+
+    pub fn digest(&self, topic: &Topic) -> Digest {
+        self.document(topic).map_or(Digest::ABSENT, Document::digest)
+    }
+}
+
+/// A refusal in the form of an answer.
+pub fn refuse(ask: u32, reason: &str) -> Vec<u8> {
+    Answer::Refused { ask, reason: reason.to_owned() }.encode()
+}
