@@ -11,15 +11,24 @@
 //! - [`text`]: the one-line text form of rules
 //! - [`model`]: the desired state and its meaning
 //! - [`written`]: documents in YAML and JSON, and the dialects of Cloud Foundry and Neutron
+//! - [`check`]: contradictions between documents
+//! - [`oracle`]: verdict and explanation, straight from the semantics
+//! - [`compiler`]: events in, edits per topic and span changes out; [`scratch`] is its from-scratch twin
+//! - [`resolve`]: from a host's documents to the policy of its workloads
 
+pub mod check;
+pub mod compiler;
 pub mod doc;
 pub mod ids;
 pub mod model;
 pub mod needs;
 pub mod net;
 pub mod normal;
+pub mod oracle;
 pub mod packet;
+pub mod resolve;
 pub mod rule;
+pub mod scratch;
 pub mod text;
 pub mod topic;
 pub mod written;
