@@ -111,7 +111,7 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
             Permissions { publish, publish_never: Vec::new(), subscribe }
         }
         Role::Gateway => {
-            let mut publish = owned(&[subjects::CATALOG_ALL, subjects::JS_ACCOUNT_INFO]);
+            let mut publish = owned(&[subjects::CATALOG_ALL, subjects::JS_ACCOUNT_INFO, &inbox]);
             for stream in [CATALOG, REGISTRY, AUDIT] {
                 publish.extend(subjects::js_reading(stream.name));
             }
@@ -120,8 +120,11 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
         Role::Viewer => Permissions { subscribe: vec![inbox, subjects::READ_ALL.to_owned()], ..Permissions::default() },
         Role::Host => {
             let mut subscribe = owned(&[subjects::READ_SCOPES, subjects::READ_RULES, subjects::READ_MEMBERS]);
-            subscribe.extend([subjects::read_host(name), subjects::ctl(name), subjects::answers(name), inbox]);
-            Permissions { publish: subjects::services(name).to_vec(), publish_never: Vec::new(), subscribe }
+            subscribe.extend([subjects::read_host(name), subjects::ctl(name), subjects::answers(name), inbox.clone()]);
+            let mut publish = subjects::services(name).to_vec();
+            // To itself only, which is how a client finds out that the server has handled all it sent.
+            publish.push(inbox);
+            Permissions { publish, publish_never: Vec::new(), subscribe }
         }
         Role::Edge => {
             let mut subscribe = owned(&subjects::TO_HOSTS);
@@ -167,7 +170,7 @@ mod tests {
     #[test]
     fn a_host_names_only_itself_and_shared_topics() {
         let Permissions { publish, publish_never, subscribe } = named(Role::Host, "h1");
-        assert_eq!(publish, ["gc.snap.h1", "gc.register.h1", "gc.beat.h1", "gc.ack.h1", "gc.entropy.h1"]);
+        assert_eq!(publish, ["gc.snap.h1", "gc.register.h1", "gc.beat.h1", "gc.ack.h1", "gc.entropy.h1", "_INBOX_h1.>"]);
         assert!(publish_never.is_empty());
         let own = ["gc.t.host.h1", "gc.ctl.h1", "gc.answer.h1.*", "_INBOX_h1.>"];
         assert_eq!(subscribe[..3], ["gc.t.scope.>", "gc.t.rules.>", "gc.t.members.>"]);

@@ -100,6 +100,9 @@ pub struct Authority {
     issued: Vec<Issued>,
     /// Public key to the time (seconds since 1970) up to which what was issued for it is void.
     revoked: BTreeMap<String, u64>,
+    /// When the accounts were last changed (seconds since 1970), strictly growing: a server keeps the account token with the
+    /// later issue time and, of two from the same second, takes the one in its configuration, which may be the older.
+    changed_at: u64,
 }
 
 /// Prints no secret.
@@ -119,6 +122,7 @@ struct Stored {
     signers: BTreeMap<String, String>,
     issued: Vec<Issued>,
     revoked: BTreeMap<String, u64>,
+    changed_at: u64,
 }
 
 const FORMAT_VERSION: &str = "1";
@@ -134,7 +138,13 @@ impl Authority {
             signers: Role::ALL.into_iter().map(|role| (role, KeyPair::new_account())).collect(),
             issued: Vec::new(),
             revoked: BTreeMap::new(),
+            changed_at: 1,
         }
+    }
+
+    /// The accounts differ from before; what was published must be superseded on every server.
+    fn changed(&mut self, now: u64) {
+        self.changed_at = now.max(self.changed_at + 1);
     }
 
     pub fn issued(&self) -> &[Issued] {
@@ -200,6 +210,9 @@ impl Authority {
         let now = seconds(now)?;
         let (gone, left) = std::mem::take(&mut self.issued).into_iter().partition::<Vec<_>, _>(which);
         self.issued = left;
+        if !gone.is_empty() {
+            self.changed(now);
+        }
         for issued in &gone {
             // A clock that went back since the minting must not leave the credential valid.
             self.revoked.insert(issued.public_key.clone(), now.max(issued.issued_at));
@@ -207,7 +220,7 @@ impl Authority {
         Ok(gone.len())
     }
 
-    /// Forgets credentials that have expired by themselves, revoked or not, so that account tokens stay small.
+    /// Forgets credentials that have expired by themselves.
     pub fn forget_expired(&mut self, now: SystemTime) -> Result<(), Error> {
         let now = seconds(now)?;
         self.issued.retain(|issued| issued.expires_at.is_none_or(|at| at > now));
@@ -215,9 +228,11 @@ impl Authority {
     }
 
     /// Replaces a role's signing key: every credential of the role is void at the next publish. For a key that leaked.
-    pub fn replace_signer(&mut self, role: Role) {
+    pub fn replace_signer(&mut self, role: Role, now: SystemTime) -> Result<(), Error> {
+        self.changed(seconds(now)?);
         self.signers.insert(role, KeyPair::new_account());
         self.issued.retain(|issued| issued.role != role.as_str());
+        Ok(())
     }
 
     /// Writes all keys so that only their owner can read them, whole or not at all.
@@ -231,6 +246,7 @@ impl Authority {
             signers: BTreeMap::new(),
             issued: self.issued.clone(),
             revoked: self.revoked.clone(),
+            changed_at: self.changed_at,
         };
         for (account, key) in &self.accounts {
             stored.accounts.insert(account.name().to_owned(), seed(key)?);
@@ -275,6 +291,7 @@ impl Authority {
             signers,
             issued: stored.issued,
             revoked: stored.revoked,
+            changed_at: stored.changed_at,
         })
     }
 }

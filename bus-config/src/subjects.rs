@@ -274,6 +274,17 @@ pub fn js_reading(stream: &str) -> Vec<String> {
     subjects
 }
 
+/// The server's word that TOPICS has a new stream leader: what the old one was about to republish may be lost.
+pub const TOPICS_LEADER_ELECTED: &str = "$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.TOPICS";
+
+/// Whether a message read on `read` can have been republished from `written`.
+pub fn is_republished(written: &str, read: &str) -> bool {
+    match (written.strip_prefix("gc.w."), read.strip_prefix("gc.t.")) {
+        (Some(written), Some(read)) => written == read,
+        _ => false,
+    }
+}
+
 /// Where the system account takes a new version of an account's token.
 pub const CLAIMS_UPDATE: &str = "$SYS.REQ.CLAIMS.UPDATE";
 

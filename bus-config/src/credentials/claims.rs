@@ -88,17 +88,17 @@ fn own_name_template(role: Role) -> Result<Value, Error> {
 }
 
 impl Authority {
-    pub(super) fn operator_token(&self, now: u64) -> Result<String, Error> {
+    pub(super) fn operator_token(&self) -> Result<String, Error> {
         let nats = json!({ "type": "operator", "version": 2, "system_account": self.system.public_key() });
-        sign(&self.operator, &claims(&self.operator, &self.operator, "groupcast", now, nats))
+        sign(&self.operator, &claims(&self.operator, &self.operator, "groupcast", self.changed_at, nats))
     }
 
-    pub(super) fn system_token(&self, now: u64) -> Result<String, Error> {
+    pub(super) fn system_token(&self) -> Result<String, Error> {
         let nats = json!({ "type": "account", "version": 2, "limits": limits(false) });
-        sign(&self.operator, &claims(&self.operator, &self.system, "SYS", now, nats))
+        sign(&self.operator, &claims(&self.operator, &self.system, "SYS", self.changed_at, nats))
     }
 
-    pub(super) fn account_token(&self, account: Account, now: u64) -> Result<String, Error> {
+    pub(super) fn account_token(&self, account: Account) -> Result<String, Error> {
         let mut nats = json!({ "type": "account", "version": 2, "limits": limits(account == Account::Control) });
         let mut signing_keys = Vec::new();
         for role in Role::ALL.into_iter().filter(|role| role.account() == account) {
@@ -126,7 +126,7 @@ impl Authority {
         if !revoked.is_empty() {
             nats["revocations"] = json!(revoked);
         }
-        sign(&self.operator, &claims(&self.operator, self.account(account), account.name(), now, nats))
+        sign(&self.operator, &claims(&self.operator, self.account(account), account.name(), self.changed_at, nats))
     }
 }
 

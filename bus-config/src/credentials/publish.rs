@@ -1,11 +1,11 @@
 //! From the authority to servers: the configuration they start with, and updates while they run.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use async_nats::Client;
 use serde_json::Value;
 
-use super::{Authority, Error, seconds};
+use super::{Authority, Error};
 use crate::accounts::Account;
 use crate::subjects::CLAIMS_UPDATE;
 
@@ -15,26 +15,25 @@ const UPDATE_DEADLINE: Duration = Duration::from_secs(10);
 impl Authority {
     /// Configuration text for every server: who the operator is, and the accounts as of now. Contains no secret. Servers keep
     /// later versions of the accounts in `resolver_dir` and prefer them, so that a revocation outlives a restart.
-    pub fn server_config(&self, resolver_dir: &str, now: SystemTime) -> Result<String, Error> {
-        let now = seconds(now)?;
-        let mut preload = format!("  {}: {}\n", self.system.public_key(), self.system_token(now)?);
+    pub fn server_config(&self, resolver_dir: &str) -> Result<String, Error> {
+        let mut preload = format!("  {}: {}\n", self.system.public_key(), self.system_token()?);
         for account in Account::ALL {
-            preload += &format!("  {}: {}\n", self.account(account).public_key(), self.account_token(account, now)?);
+            preload += &format!("  {}: {}\n", self.account(account).public_key(), self.account_token(account)?);
         }
         Ok(format!(
             "operator: {}\nsystem_account: {}\nresolver {{ type: full, dir: {resolver_dir:?}, allow_delete: false, interval: \"2m\" }}\n\
              resolver_preload {{\n{preload}}}\n",
-            self.operator_token(now)?,
+            self.operator_token()?,
             self.system.public_key(),
         ))
     }
 
     /// Brings the accounts as they are now to all running servers, through a client of the system account. Revoked clients are
     /// disconnected by it at once.
-    pub async fn publish(&self, system: &Client, now: SystemTime) -> Result<(), Error> {
+    pub async fn publish(&self, system: &Client) -> Result<(), Error> {
         for account in Account::ALL {
             let failed = |reason: String| Error::NotTaken { account: account.name(), reason };
-            let token = self.account_token(account, seconds(now)?)?;
+            let token = self.account_token(account)?;
             let max = system.server_info().max_payload;
             if max > 0 && token.len() > max {
                 return Err(Error::TooManyRevocations { account: account.name(), len: token.len(), max });

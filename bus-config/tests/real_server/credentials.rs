@@ -1,0 +1,132 @@
+//! Credentials are minted, rotated and revoked while the server runs, and a revocation outlives its restart.
+
+use std::time::{Duration, SystemTime};
+
+use groupcast_bus_config::accounts::Role;
+use groupcast_bus_config::connect::{Error, Event, Events, Identity, Options, connect};
+use groupcast_bus_config::credentials::{Authority, Credential};
+use groupcast_bus_config::server::{Config, Server};
+use groupcast_bus_config::subjects;
+
+use crate::world::{DEADLINE, name};
+
+async fn start(authority: &Authority) -> Server {
+    let config = authority.server_config("accounts").unwrap();
+    Server::start(Config::plain().with(config)).await.unwrap()
+}
+
+async fn try_connect(server: &Server, credential: &Credential) -> Result<(async_nats::Client, Events), Error> {
+    let identity = Identity::Text(credential.file_text());
+    let options = Options::new(&[server.url()], credential.role, &credential.name).identity(identity);
+    connect(options.reconnect_delay_max(Duration::from_millis(50))).await
+}
+
+async fn publish(server: &Server, authority: &Authority) {
+    let now = SystemTime::now();
+    let credential = authority.system_credential(Duration::from_secs(60), now).unwrap();
+    let (system, _events) = try_connect(server, &credential).await.unwrap();
+    authority.publish(&system).await.unwrap();
+}
+
+async fn denied(events: &mut Events) -> String {
+    loop {
+        match tokio::time::timeout(DEADLINE, events.next()).await {
+            Ok(Some(Event::Denied(reason))) => return reason,
+            Ok(Some(_)) => {}
+            other => panic!("never denied: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn minted_after_the_start_rotated_and_revoked_without_a_restart() {
+    let mut authority = Authority::new();
+    let mut server = start(&authority).await;
+    let now = SystemTime::now();
+    let old = authority.mint(Role::Host, &name("h1"), None, now).unwrap();
+    let other = authority.mint(Role::Host, &name("h2"), None, now).unwrap();
+    let (_old_client, mut old_events) = try_connect(&server, &old).await.unwrap();
+    let (other_client, _other_events) = try_connect(&server, &other).await.unwrap();
+
+    // Rotation: both work until the old one is revoked.
+    let new = authority.mint(Role::Host, &name("h1"), None, now).unwrap();
+    let (new_client, _new_events) = try_connect(&server, &new).await.unwrap();
+    try_connect(&server, &old).await.unwrap();
+    assert_eq!(authority.revoke_others(&new, SystemTime::now()).unwrap(), 1);
+    publish(&server, &authority).await;
+    println!("{}", denied(&mut old_events).await);
+    assert!(try_connect(&server, &old).await.is_err());
+    new_client.flush().await.unwrap();
+    other_client.flush().await.unwrap();
+    try_connect(&server, &new).await.unwrap();
+
+    // What was revoked stays revoked although the configuration file still holds the accounts as they were.
+    server.restart().await.unwrap();
+    assert!(try_connect(&server, &old).await.is_err(), "a restart brought a revoked credential back");
+    try_connect(&server, &new).await.unwrap();
+    server.kill();
+    server.restart().await.unwrap();
+    assert!(try_connect(&server, &old).await.is_err(), "a kill brought a revoked credential back");
+
+    assert_eq!(authority.revoke(Role::Host, &name("h1"), SystemTime::now()).unwrap(), 1);
+    publish(&server, &authority).await;
+    assert!(try_connect(&server, &new).await.is_err());
+    try_connect(&server, &other).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_expired_credential_and_one_of_a_replaced_signer_are_refused() {
+    let mut authority = Authority::new();
+    let server = start(&authority).await;
+    let past = SystemTime::now() - Duration::from_secs(3_600);
+    let expired = authority.mint(Role::Host, &name("h1"), Some(Duration::from_secs(60)), past).unwrap();
+    assert!(try_connect(&server, &expired).await.is_err());
+
+    let leaked = authority.mint(Role::Gateway, &name("g1"), None, SystemTime::now()).unwrap();
+    let kept = authority.mint(Role::Controller, &name("c1"), None, SystemTime::now()).unwrap();
+    try_connect(&server, &leaked).await.unwrap();
+    authority.replace_signer(Role::Gateway, SystemTime::now()).unwrap();
+    publish(&server, &authority).await;
+    assert!(try_connect(&server, &leaked).await.is_err());
+    try_connect(&server, &kept).await.unwrap();
+    let fresh = authority.mint(Role::Gateway, &name("g1"), None, SystemTime::now()).unwrap();
+    try_connect(&server, &fresh).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stranger_s_credential_is_refused() {
+    let server = start(&Authority::new()).await;
+    let forged = Authority::new().mint(Role::Controller, &name("c1"), None, SystemTime::now()).unwrap();
+    assert!(try_connect(&server, &forged).await.is_err());
+    let nobody = Options::new(&[server.url()], Role::Host, &name("h1"));
+    assert!(connect(nobody).await.is_err());
+}
+
+#[tokio::test]
+async fn a_denied_subscription_is_told_and_a_lost_server_too() {
+    let mut authority = Authority::new();
+    let mut server = start(&authority).await;
+    let credential = authority.mint(Role::Host, &name("h1"), None, SystemTime::now()).unwrap();
+    let (client, mut events) = try_connect(&server, &credential).await.unwrap();
+    let _silent = client.subscribe(subjects::ctl(&name("h2"))).await.unwrap();
+    let reason = denied(&mut events).await;
+    assert!(reason.contains("gc.ctl.h2"), "{reason}");
+
+    server.kill();
+    while tokio::time::timeout(DEADLINE, events.next()).await.unwrap() != Some(Event::Disconnected) {}
+    server.restart().await.unwrap();
+    while tokio::time::timeout(DEADLINE, events.next()).await.unwrap() != Some(Event::Connected) {}
+    client.flush().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_in_the_background_waits_for_its_server() {
+    let mut server = Server::start(Config::plain()).await.unwrap();
+    server.kill();
+    let options = Options::new(&[server.url()], Role::Host, &name("h1")).reconnect_delay_max(Duration::from_millis(50));
+    assert!(connect(options.clone()).await.is_err());
+    let (client, mut events) = connect(options.in_background()).await.unwrap();
+    server.restart().await.unwrap();
+    while tokio::time::timeout(DEADLINE, events.next()).await.unwrap() != Some(Event::Connected) {}
+    client.flush().await.unwrap();
+}
