@@ -19,10 +19,11 @@ use groupcast_policy::doc::{Edit, Phases, RuleKey};
 use groupcast_policy::ids::{GroupId, ID_LEN_MAX, WorkloadId};
 use groupcast_policy::topic::Topic;
 
-pub(crate) use members::{MemberReader, put_sorted_prefix};
+pub(crate) use members::put_sorted_prefix;
 pub(crate) use placement::{put_addresses, put_phase, read_addresses, read_phase, write_placement};
 pub(crate) use rule::write_rule;
 
+use self::members::{MemberReader, Packing};
 use crate::DecodeError;
 use crate::pack::{Form, Packed, put_words, take_words};
 use crate::wire::{self, Fields, Reader};
@@ -135,7 +136,7 @@ fn write_members(fields: &mut Fields, keys: [u8; 4], packed: &Packed) {
 
 /// Collects an edit's fields while the map they stand in is read.
 #[derive(Default)]
-pub(crate) struct EditReader {
+pub(crate) struct EditReader<'a> {
     special: Option<u64>,
     /// The kind whose fields were seen first.
     kind: Option<Kind>,
@@ -147,14 +148,14 @@ pub(crate) struct EditReader {
     stateful: Option<bool>,
     rules: Vec<groupcast_policy::rule::Rule>,
     rules_removed: Vec<RuleKey>,
-    members: MemberReader,
-    members_removed: MemberReader,
+    members: MemberReader<'a>,
+    members_removed: MemberReader<'a>,
     items: usize,
 }
 
-impl EditReader {
+impl<'a> EditReader<'a> {
     /// Takes the field if it is one of an edit, skips it otherwise.
-    pub fn field(&mut self, key: u8, reader: &mut Reader) -> Result<(), DecodeError> {
+    pub fn field(&mut self, key: u8, reader: &mut Reader<'a>) -> Result<(), DecodeError> {
         let kind = match key {
             b'x' => {
                 self.special = Some(reader.uint("edit")?);
@@ -206,18 +207,23 @@ impl EditReader {
                     take_words(reader.packed("rule keys")?, max, "rule keys")?.into_iter().map(RuleKey).collect();
                 self.rules_removed.len()
             }
-            b'a' => self.members.fixed(reader, Form::V4, max)?,
-            b'A' => self.members.fixed(reader, Form::V6, max)?,
-            b'p' => self.members.fixed(reader, Form::PrefixesV4, max)?,
-            b'P' => self.members.fixed(reader, Form::PrefixesV6, max)?,
-            b'r' => self.members_removed.fixed(reader, Form::V4, max)?,
-            b'R' => self.members_removed.fixed(reader, Form::V6, max)?,
-            b'q' => self.members_removed.fixed(reader, Form::PrefixesV4, max)?,
-            b'Q' => self.members_removed.fixed(reader, Form::PrefixesV6, max)?,
-            b'i' => self.members.gaps(reader, Form::V4, max)?,
-            b'I' => self.members.gaps(reader, Form::V6, max)?,
-            b'j' => self.members.gaps(reader, Form::PrefixesV4, max)?,
-            _ => self.members.gaps(reader, Form::PrefixesV6, max)?,
+            key => {
+                let (form, packing, members) = match key {
+                    b'a' => (Form::V4, Packing::Fixed, &mut self.members),
+                    b'A' => (Form::V6, Packing::Fixed, &mut self.members),
+                    b'p' => (Form::PrefixesV4, Packing::Fixed, &mut self.members),
+                    b'P' => (Form::PrefixesV6, Packing::Fixed, &mut self.members),
+                    b'r' => (Form::V4, Packing::Fixed, &mut self.members_removed),
+                    b'R' => (Form::V6, Packing::Fixed, &mut self.members_removed),
+                    b'q' => (Form::PrefixesV4, Packing::Fixed, &mut self.members_removed),
+                    b'Q' => (Form::PrefixesV6, Packing::Fixed, &mut self.members_removed),
+                    b'i' => (Form::V4, Packing::Gaps, &mut self.members),
+                    b'I' => (Form::V6, Packing::Gaps, &mut self.members),
+                    b'j' => (Form::PrefixesV4, Packing::Gaps, &mut self.members),
+                    _ => (Form::PrefixesV6, Packing::Gaps, &mut self.members),
+                };
+                members.field(reader, form, packing, max)?
+            }
         };
         Ok(())
     }
@@ -242,7 +248,7 @@ impl EditReader {
             Kind::Scope => Edit::Scope { put: with_phases(self.groups, self.phases)?, remove: self.groups_removed },
             Kind::Host => Edit::Host { put: self.placements, remove: self.workloads_removed },
             Kind::Rules => Edit::Rules { stateful: self.stateful, put: self.rules, remove: self.rules_removed },
-            Kind::Members => Edit::Members { add: self.members.into_members(), remove: self.members_removed.into_members() },
+            Kind::Members => Edit::Members { add: self.members.finish()?, remove: self.members_removed.finish()? },
         })
     }
 }

@@ -10,70 +10,86 @@ use crate::wire::Reader;
 
 const ITEM: &str = "members";
 
-/// Members read so far.
+/// How a field packs members.
+#[derive(Clone, Copy)]
+pub(crate) enum Packing {
+    Fixed,
+    Gaps,
+}
+
+/// The packed fields seen so far; they are decoded when all are known, so that the order of fields means nothing.
 #[derive(Default)]
-pub(crate) struct MemberReader(Vec<Prefix>);
+pub(crate) struct MemberReader<'a> {
+    fields: [Option<(Packing, &'a [u8])>; FORMS.len()],
+    count: usize,
+}
 
-impl MemberReader {
-    /// Reads one packed field and says how many members it held.
-    pub fn fixed(&mut self, reader: &mut Reader, form: Form, max: usize) -> Result<usize, DecodeError> {
-        let bytes = reader.packed(ITEM)?;
-        let found = bytes.len() / form.item_bytes();
-        self.bounded(found, max)?;
-        take_fixed(bytes, form, &mut self.0, ITEM)?;
-        Ok(found)
-    }
+const FORMS: [Form; 4] = [Form::V4, Form::V6, Form::PrefixesV4, Form::PrefixesV6];
 
-    pub fn gaps(&mut self, reader: &mut Reader, form: Form, max: usize) -> Result<usize, DecodeError> {
+impl<'a> MemberReader<'a> {
+    /// Takes one packed field and says how many members it holds.
+    pub fn field(&mut self, reader: &mut Reader<'a>, form: Form, packing: Packing, max: usize) -> Result<usize, DecodeError> {
         let bytes = reader.packed(ITEM)?;
-        let found = match form {
-            Form::V4 | Form::V6 => count_varints(bytes),
+        let found = match (packing, form) {
+            (Packing::Fixed, form) => bytes.len() / form.item_bytes(),
+            (Packing::Gaps, Form::V4 | Form::V6) => count_varints(bytes),
             // A distance and a length, and no length reaches 0x80 (that would be a single IPv6 address).
-            Form::PrefixesV4 | Form::PrefixesV6 => count_varints(bytes) / 2,
+            (Packing::Gaps, Form::PrefixesV4 | Form::PrefixesV6) => count_varints(bytes) / 2,
         };
-        self.bounded(found, max)?;
-        let mut rest = bytes;
-        match form {
-            Form::V4 => {
-                let mut previous = None;
-                while !rest.is_empty() {
-                    let bits: u32 = take_gap(&mut rest, previous, ITEM)?;
-                    self.0.push(Prefix::host(IpAddr::V4(bits.into())));
-                    previous = Some(bits);
-                }
-            }
-            Form::V6 => {
-                let mut previous = None;
-                while !rest.is_empty() {
-                    let bits: u128 = take_gap(&mut rest, previous, ITEM)?;
-                    self.0.push(Prefix::host(IpAddr::V6(bits.into())));
-                    previous = Some(bits);
-                }
-            }
-            Form::PrefixesV4 | Form::PrefixesV6 => {
-                let mut previous = None;
-                while !rest.is_empty() {
-                    let member = take_sorted_prefix(&mut rest, previous, form)?;
-                    self.0.push(member);
-                    previous = Some(member);
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    pub fn into_members(self) -> Vec<Prefix> {
-        self.0
-    }
-
-    fn bounded(&mut self, found: usize, max: usize) -> Result<(), DecodeError> {
         if found > max {
             return Err(DecodeError::TooMany { item: ITEM, found, max });
         }
-        // Exact: a member takes up to eighteen times its bytes on the wire, so doubling would be felt.
-        self.0.reserve_exact(found);
-        Ok(())
+        if self.fields[form as usize].replace((packing, bytes)).is_some() {
+            return Err(DecodeError::Duplicate { item: ITEM });
+        }
+        self.count += found;
+        Ok(found)
     }
+
+    /// IPv4 before IPv6, addresses before prefixes.
+    pub fn finish(self) -> Result<Vec<Prefix>, DecodeError> {
+        // Exact: a member takes up to eighteen times its bytes on the wire, so doubling would be felt.
+        let mut members = Vec::with_capacity(self.count);
+        for form in FORMS {
+            match self.fields[form as usize] {
+                None => {}
+                Some((Packing::Fixed, bytes)) => take_fixed(bytes, form, &mut members, ITEM)?,
+                Some((Packing::Gaps, bytes)) => take_gaps(bytes, form, &mut members)?,
+            }
+        }
+        Ok(members)
+    }
+}
+
+fn take_gaps(bytes: &[u8], form: Form, members: &mut Vec<Prefix>) -> Result<(), DecodeError> {
+    let mut rest = bytes;
+    match form {
+        Form::V4 => {
+            let mut previous: Option<u32> = None;
+            while !rest.is_empty() {
+                let bits = take_gap(&mut rest, previous, ITEM)?;
+                members.push(Prefix::host(IpAddr::V4(bits.into())));
+                previous = Some(bits);
+            }
+        }
+        Form::V6 => {
+            let mut previous: Option<u128> = None;
+            while !rest.is_empty() {
+                let bits = take_gap(&mut rest, previous, ITEM)?;
+                members.push(Prefix::host(IpAddr::V6(bits.into())));
+                previous = Some(bits);
+            }
+        }
+        Form::PrefixesV4 | Form::PrefixesV6 => {
+            let mut previous = None;
+            while !rest.is_empty() {
+                let member = take_sorted_prefix(&mut rest, previous, form)?;
+                members.push(member);
+                previous = Some(member);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Appends a prefix of one family; they come by address, then by length.

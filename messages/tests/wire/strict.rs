@@ -48,6 +48,8 @@ fn an_edit_of_another_kind_than_the_topic_is_no_empty_edit() {
     contradicts(delta("members.web", &[address(), ("W", texts(&["w1"]))]));
     contradicts(delta("members.web", &[address(), ("x", Uint(1))]));
     contradicts(delta("host.h1", &[("x", Uint(2)), ("w", List(vec![]))]));
+    // Both packings of one form: which comes first would be up to the order of the fields.
+    duplicate(delta("members.web", &[address(), ("i", Bin(vec![1]))]));
 }
 
 #[test]
