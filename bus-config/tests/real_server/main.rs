@@ -1,8 +1,10 @@
 //! Everything here runs on real servers, each test on its own.
 
+mod attack;
 mod credentials;
 mod crossing;
 
+mod roles;
 mod server;
 mod streams;
 mod world;
