@@ -1,6 +1,11 @@
 //! Benchmarks: one file each. Every one starts what it needs, measures, and cleans up; what it prints was measured in that run.
 
 mod bus;
+mod controller;
+mod fanout;
+mod fixture;
+mod fleet;
+mod join;
 mod report;
 mod wire;
 
@@ -12,12 +17,18 @@ pub use report::Report;
 pub enum Bench {
     /// Bytes: of one member's join, as payload and as all a host's socket receives, and of snapshots.
     Wire,
+    /// One change of a group that all hosts use: until the last host has applied it, against a plain message of the same bytes.
+    Fanout(fanout::Options),
+    /// Many hosts come up at once: until the last has all its topics, against batched direct get of the same bytes.
+    Join(join::Options),
 }
 
 impl Bench {
     pub fn name(&self) -> &'static str {
         match self {
             Bench::Wire => "wire",
+            Bench::Fanout(_) => "fanout",
+            Bench::Join(_) => "join",
         }
     }
 }
@@ -28,6 +39,8 @@ pub fn run(bench: &Bench) -> anyhow::Result<Report> {
     runtime.block_on(async {
         match bench {
             Bench::Wire => wire::run().await,
+            Bench::Fanout(options) => fanout::run(options).await,
+            Bench::Join(options) => join::run(options).await,
         }
     })
 }

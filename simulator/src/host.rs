@@ -1,0 +1,206 @@
+//! A simulated host: the real reader of topics over the lean client. Its kernel enforces at once.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use groupcast_bus_config::{streams, subjects};
+use groupcast_policy::ids::HostId;
+use groupcast_policy::topic::Topic;
+use groupcast_topics::reader::{Commit, Effect, Event, Incident, Reader, Settings};
+
+use crate::lean::{Frame, Handler, MessageFrame, Wire};
+
+/// Subscription numbers. Topics come after the fixed ones.
+const ANSWERS_SID: u64 = 1;
+const CTL_SID: u64 = 2;
+const FIRST_TOPIC_SID: u64 = 3;
+
+/// Answers are told apart by the token the request named; the payload says which request of that kind it was.
+const SNAP_TOKEN: &str = "s";
+const ENTROPY_TOKEN: &str = "e";
+
+/// What the rest of the program learns from a host and decides for it.
+pub trait Observer: Send + 'static {
+    /// False: the message is only counted by the observer and never reaches the reader, as if a plain subscriber had received it.
+    fn on_delivery(&mut self, message: &MessageFrame<'_>) -> bool {
+        let _ = message;
+        true
+    }
+
+    /// The reader exposes a new state; it counts as enforced when this returns.
+    fn on_commit(&mut self, commit: &Commit, reader: &Reader);
+
+    fn on_incident(&mut self, incident: Incident) {
+        let _ = incident;
+    }
+}
+
+pub enum Command {
+    /// Begin to follow topics.
+    Start,
+}
+
+pub struct Host<O> {
+    reader: Reader,
+    observer: O,
+    snap: String,
+    entropy: String,
+    ack: String,
+    answers: String,
+    ctl: String,
+    /// Which topic a subscription number stands for; numbers are never used again.
+    topics: HashMap<u64, Topic>,
+    sids: HashMap<Topic, u64>,
+    next_sid: u64,
+    /// Flushes whose PONG has not come, oldest first.
+    flushes: VecDeque<u64>,
+    /// The reader's clock counts from here.
+    born: Instant,
+}
+
+impl<O: Observer> Host<O> {
+    pub fn new(host: HostId, settings: Settings, seed: u64, observer: O) -> Self {
+        Self {
+            snap: subjects::snap(&host),
+            entropy: subjects::entropy(&host),
+            ack: subjects::ack(&host),
+            answers: subjects::answers(&host),
+            ctl: subjects::ctl(&host),
+            reader: Reader::new(host, settings, seed),
+            observer,
+            topics: HashMap::new(),
+            sids: HashMap::new(),
+            next_sid: FIRST_TOPIC_SID,
+            flushes: VecDeque::new(),
+            born: Instant::now(),
+        }
+    }
+
+    pub fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.born.elapsed().as_millis() as u64
+    }
+
+    fn handle(&mut self, event: Event<'_>, wire: &mut Wire<'_>) {
+        let now_ms = self.now_ms();
+        let mut effects = VecDeque::from(self.reader.handle(event, now_ms));
+        while let Some(effect) = effects.pop_front() {
+            match effect {
+                Effect::Subscribe(topic) => self.subscribe(topic, wire),
+                Effect::Unsubscribe(topic) => {
+                    if let Some(sid) = self.sids.remove(&topic) {
+                        self.topics.remove(&sid);
+                        wire.outbound.unsubscribe(sid);
+                    }
+                }
+                Effect::Flush(number) => {
+                    self.flushes.push_back(number);
+                    wire.outbound.ping();
+                }
+                Effect::Ask(payload) => request(wire, &self.snap, SNAP_TOKEN, &payload),
+                Effect::Entropy(payload) => request(wire, &self.entropy, ENTROPY_TOKEN, &payload),
+                Effect::Ack(payload) => wire.outbound.publish(&self.ack, None, &payload),
+                Effect::Commit(commit) => {
+                    self.observer.on_commit(&commit, &self.reader);
+                    effects.extend(self.reader.handle(Event::Enforced(commit.number), now_ms));
+                }
+                Effect::Report(incident) => self.observer.on_incident(incident),
+                // Nothing is enforced in part here: the simulated kernel has no rules to tell safe from unsafe.
+                Effect::Overdue(_) => {}
+            }
+        }
+    }
+
+    fn subscribe(&mut self, topic: Topic, wire: &mut Wire<'_>) {
+        if self.sids.contains_key(&topic) {
+            return;
+        }
+        let sid = self.next_sid;
+        self.next_sid += 1;
+        wire.outbound.subscribe(&subjects::read(&topic), sid);
+        self.sids.insert(topic.clone(), sid);
+        self.topics.insert(sid, topic);
+    }
+
+    fn on_message(&mut self, message: MessageFrame<'_>, wire: &mut Wire<'_>) {
+        match message.sid {
+            ANSWERS_SID => match subjects::answer_token(message.subject) {
+                Some(SNAP_TOKEN) => self.handle(Event::Answer(message.payload), wire),
+                Some(ENTROPY_TOKEN) => self.handle(Event::EntropyAnswer(message.payload), wire),
+                _ => {}
+            },
+            CTL_SID => self.handle(Event::Nudge(message.payload), wire),
+            sid => {
+                if let Some(topic) = self.topics.get(&sid)
+                    && self.observer.on_delivery(&message)
+                    && let Some((revision, previous)) = republished(&message)
+                {
+                    let event = Event::Delta { topic: topic.clone(), revision, previous, payload: message.payload };
+                    self.handle(event, wire);
+                }
+            }
+        }
+    }
+}
+
+fn request(wire: &mut Wire<'_>, subject: &str, token: &str, payload: &[u8]) {
+    wire.outbound.publish_with_headers(subject, None, &[(subjects::ANSWER_TOKEN, token)], payload);
+}
+
+/// Revision and previous revision of a message that TOPICS has stored under the very topic it arrives for; `None` for any other,
+/// which somebody else must have published.
+fn republished(message: &MessageFrame<'_>) -> Option<(u64, u64)> {
+    let (mut stream, mut subject, mut revision, mut previous) = (None, None, None, None);
+    for (name, value) in message.headers.iter() {
+        match name {
+            "Nats-Stream" => stream = Some(value),
+            "Nats-Subject" => subject = Some(value),
+            "Nats-Sequence" => revision = value.parse().ok(),
+            "Nats-Last-Sequence" => previous = value.parse().ok(),
+            _ => {}
+        }
+    }
+    let stored_as = subject?.strip_prefix(subjects::WRITE_ALL.trim_end_matches('>'))?;
+    let arrived_as = message.subject.strip_prefix(subjects::READ_ALL.trim_end_matches('>'))?;
+    if stream != Some(streams::TOPICS.name) || stored_as != arrived_as {
+        return None;
+    }
+    Some((revision?, previous?))
+}
+
+impl<O: Observer> Handler for Host<O> {
+    type Command = Command;
+
+    fn on_frame(&mut self, frame: Frame<'_>, wire: &mut Wire<'_>) {
+        match frame {
+            Frame::Message(message) => self.on_message(message, wire),
+            Frame::Pong => {
+                if let Some(number) = self.flushes.pop_front() {
+                    self.handle(Event::Flushed(number), wire);
+                }
+            }
+            Frame::Info(_) | Frame::Ping | Frame::Ok | Frame::Error(_) => {}
+        }
+    }
+
+    fn on_command(&mut self, command: Command, wire: &mut Wire<'_>) {
+        match command {
+            Command::Start => {
+                wire.outbound.subscribe(&self.answers, ANSWERS_SID);
+                wire.outbound.subscribe(&self.ctl, CTL_SID);
+                self.handle(Event::Connected, wire);
+            }
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.reader.deadline_ms().map(|deadline| self.born + Duration::from_millis(deadline))
+    }
+
+    fn on_deadline(&mut self, _now: Instant, wire: &mut Wire<'_>) {
+        self.handle(Event::Tick, wire);
+    }
+}
