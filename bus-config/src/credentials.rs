@@ -20,7 +20,7 @@ mod claims;
 mod fixed;
 mod publish;
 
-pub use fixed::{FixedUser, fixed_config};
+pub use fixed::{FixedUser, edge_config, fixed_config};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -3,7 +3,7 @@
 
 use groupcast_policy::ids::HostId;
 use nkeys::KeyPair;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Error;
 use crate::accounts::{Account, Role, permissions};
@@ -26,41 +26,41 @@ impl FixedUser {
     }
 }
 
+/// One line per user of the account.
+fn users_of(account: Account, users: &[FixedUser]) -> String {
+    let mut text = String::new();
+    for user in users.iter().filter(|user| user.role.account() == account) {
+        let (publish, subscribe) = permissions(user.role, &user.name).render();
+        let permissions = json!({ "publish": publish, "subscribe": subscribe });
+        let (role, name, key) = (user.role.as_str(), &user.name, &user.public_key);
+        text += &format!("      # {role} {name}\n      {{ nkey: {key}, permissions: {permissions} }}\n");
+    }
+    text
+}
+
+fn lines(items: impl Iterator<Item = Value>) -> String {
+    items.map(|item| format!("      {item}\n")).collect()
+}
+
 /// Configuration text with both accounts, their exports and imports, and these users.
 pub fn fixed_config(users: &[FixedUser]) -> String {
-    let exports = subjects::SERVICES_ALL
-        .iter()
-        .map(|subject| json!({ "service": subject, "accounts": [Account::Hosts.name()] }))
-        .chain(subjects::TO_HOSTS.iter().map(|subject| json!({ "stream": subject, "accounts": [Account::Hosts.name()] })));
-    let from = |subject: &str| json!({ "account": Account::Control.name(), "subject": subject });
-    let imports = subjects::SERVICES_ALL
-        .iter()
-        .map(|subject| json!({ "service": from(subject) }))
-        .chain(subjects::TO_HOSTS.iter().map(|subject| json!({ "stream": from(subject) })));
-    let users_of = |account: Account| {
-        let mut text = String::new();
-        for user in users.iter().filter(|user| user.role.account() == account) {
-            let (publish, subscribe) = permissions(user.role, &user.name).render();
-            let permissions = json!({ "publish": publish, "subscribe": subscribe });
-            text += &format!(
-                "      # {} {}\n      {{ nkey: {}, permissions: {permissions} }}\n",
-                user.role.as_str(),
-                user.name,
-                user.public_key
-            );
-        }
-        text
+    let (control, hosts) = (Account::Control.name(), Account::Hosts.name());
+    let crossing = || {
+        let services = subjects::SERVICES_ALL.iter().map(|subject| ("service", *subject));
+        services.chain(subjects::TO_HOSTS.iter().map(|subject| ("stream", *subject)))
     };
-    let lines =
-        |items: &mut dyn Iterator<Item = serde_json::Value>| items.map(|item| format!("      {item}\n")).collect::<String>();
+    let exports = lines(crossing().map(|(kind, subject)| json!({ kind: subject, "accounts": [hosts] })));
+    let imports = lines(crossing().map(|(kind, subject)| json!({ kind: { "account": control, "subject": subject } })));
+    let (control_users, hosts_users) = (users_of(Account::Control, users), users_of(Account::Hosts, users));
     format!(
-        "accounts {{\n  {}: {{\n    jetstream: enabled\n    users: [\n{}    ]\n    exports: [\n{}    ]\n  }}\n  {}: {{\n    users: [\n{}    ]\n    \
-         imports: [\n{}    ]\n  }}\n}}\n",
-        Account::Control.name(),
-        users_of(Account::Control),
-        lines(&mut { exports }),
-        Account::Hosts.name(),
-        users_of(Account::Hosts),
-        lines(&mut { imports }),
+        "accounts {{\n  {control}: {{\n    jetstream: enabled\n    users: [\n{control_users}    ]\n    exports: [\n{exports}    ]\n  }}\n  \
+         {hosts}: {{\n    users: [\n{hosts_users}    ]\n    imports: [\n{imports}    ]\n  }}\n}}\n"
     )
+}
+
+/// Configuration text for a leafnode server: the hosts' account alone, without imports, because what it lacks comes over the
+/// leafnode connection. Users of the other account are left out.
+pub fn edge_config(users: &[FixedUser]) -> String {
+    let hosts = Account::Hosts.name();
+    format!("accounts {{\n  {hosts}: {{\n    users: [\n{}    ]\n  }}\n}}\n", users_of(Account::Hosts, users))
 }

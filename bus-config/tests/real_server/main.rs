@@ -1,6 +1,7 @@
 //! Everything here runs on real servers, each test on its own.
 
 mod attack;
+mod configurations;
 mod credentials;
 mod crossing;
 
