@@ -3,7 +3,8 @@
 use groupcast_messages::{DecodeError, PAYLOAD_BYTES_MAX};
 
 use crate::support::memory::{MEMORY_BASE_BYTES, memory_bytes_max, peak_bytes};
-use crate::support::message::DECODERS;
+use crate::support::message::{DECODERS, Decoder};
+use crate::support::value::Value;
 use crate::support::{Random, generate, mutate};
 
 const ROUNDS: u64 = 4_000;
@@ -105,5 +106,46 @@ fn an_oversized_message_is_refused_unread() {
         let mut above = input.clone();
         above.push(0);
         assert_eq!(decoder.decode(&above), Err(DecodeError::Oversized { found: PAYLOAD_BYTES_MAX + 1 }), "{decoder:?}");
+    }
+}
+
+/// The inputs that become the most memory per byte: many items, each as short as it can be.
+#[test]
+fn the_densest_inputs_stay_within_the_factor() {
+    use Value::{Bin, List, Uint};
+    let text = Value::text;
+    let map = |fields: &[(&str, Value)]| Value::Map(fields.iter().map(|(key, value)| (text(key), value.clone())).collect());
+    let message = |fields: &[(&str, Value)]| map(&[&[("v", Uint(1))], fields].concat()).encode();
+    let delta = |key: &str, items: Value| message(&[("t", Uint(1)), ("c", Uint(1)), ("d", Uint(1)), (key, items)]);
+    let chunk = |entries: Vec<Value>| message(&[("q", Uint(1)), ("t", Uint(1)), ("h", Uint(1)), ("e", List(entries))]);
+    let many = |count: usize, item: Value| List(vec![item; count]);
+    let (workload, network) = (("w", text("w")), ("n", text("n")));
+    let placement =
+        map(&[workload.clone(), ("i", Uint(1)), network.clone(), ("a", Bin(vec![0; 4])), ("g", List(vec![text("g")]))]);
+    let rule =
+        map(&[("h", Uint(0)), ("t", Uint(2)), ("p", Uint(6)), ("r", Uint(1)), ("o", Bin(vec![0; 2])), ("a", Bin(vec![0; 2]))]);
+    let registered = map(&[workload, network, ("l", List(vec![text("k"), text("")])), ("a", Bin(vec![0; 4]))]);
+    let members = map(&[("k", Uint(4)), ("i", Bin(vec![0; 200_000]))]);
+    let part = map(&[("i", Uint(0)), ("r", Uint(1)), ("b", Uint(2)), ("d", Uint(9)), ("e", members)]);
+    let past = map(&[("r", Uint(1)), ("p", Bin(vec![]))]);
+    let deltas = map(&[("i", Uint(0)), ("r", Uint(1)), ("b", Uint(1)), ("a", many(1_000, past))]);
+    let same = map(&[("i", Uint(0)), ("r", Uint(1)), ("b", Uint(0))]);
+    for (decoder, input) in [
+        (Decoder::DeltaScope, delta("g", many(200_000, text("g")))),
+        (Decoder::DeltaScope, delta("G", many(200_000, text("g")))),
+        (Decoder::DeltaHost, delta("w", many(30_000, placement))),
+        (Decoder::DeltaHost, delta("W", many(200_000, text("w")))),
+        (Decoder::DeltaRules, delta("u", many(30_000, rule))),
+        (Decoder::DeltaRules, delta("U", Bin(vec![0; 8 * 100_000]))),
+        (Decoder::DeltaMembers, delta("a", Bin(vec![0; 4 * 200_000]))),
+        (Decoder::DeltaMembers, delta("i", Bin(vec![0; 200_000]))),
+        (Decoder::Answer, chunk(vec![part; 4])),
+        (Decoder::Answer, chunk(vec![deltas; 100])),
+        (Decoder::Answer, chunk(vec![same; 16_000])),
+        (Decoder::Register, message(&[("b", Uint(1)), ("w", many(1_024, registered))])),
+    ] {
+        let (decoded, memory) = peak_bytes(|| decoder.decode(&input));
+        assert!(decoded.is_ok(), "{decoder:?}: {:?}", decoded.err());
+        assert!(memory <= memory_bytes_max(input.len()), "{decoder:?}: {memory} bytes of memory for {} of input", input.len());
     }
 }
