@@ -15,11 +15,13 @@
 //! - [`oracle`]: verdict and explanation, straight from the semantics
 //! - [`compiler`]: events in, edits per topic and span changes out; [`scratch`] is its from-scratch twin
 //! - [`resolve`]: from a host's documents to the policy of its workloads
+//! - [`meaning`]: the flows a change gains and loses
 
 pub mod check;
 pub mod compiler;
 pub mod doc;
 pub mod ids;
+pub mod meaning;
 pub mod model;
 pub mod needs;
 pub mod net;
