@@ -107,7 +107,7 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
                 publish.extend(["STREAM.CREATE", "STREAM.UPDATE"].map(|operation| subjects::js_api(operation, stream.name)));
             }
             let mut subscribe = owned(&subjects::SERVICES_ALL);
-            subscribe.extend([inbox, subjects::READ_ALL.to_owned(), subjects::REPLICA.to_owned()]);
+            subscribe.extend(owned(&[&inbox, subjects::READ_ALL, subjects::REPLICA, subjects::TOPICS_LEADER_ELECTED]));
             Permissions { publish, publish_never: Vec::new(), subscribe }
         }
         Role::Gateway => {

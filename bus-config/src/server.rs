@@ -246,11 +246,16 @@ impl Server {
         Ok(Self { process: None, binary, config: config.clone(), name, ports, cluster, folder })
     }
 
-    /// Starts the process on the ports and files it has, and waits until it answers.
-    fn launch(&mut self) -> Result<(), Error> {
+    fn write_config(&self) -> Result<PathBuf, Error> {
         let text = self.config.render(&self.name, self.ports, &self.folder.path.join("jetstream"), self.cluster.as_deref());
         let path = self.config_path();
         std::fs::write(&path, text).map_err(|source| Error::File { what: "writing", path: path.clone(), source })?;
+        Ok(path)
+    }
+
+    /// Starts the process on the ports and files it has, and waits until it answers.
+    fn launch(&mut self) -> Result<(), Error> {
+        let path = self.write_config()?;
         let temporary = self.folder.temporary.then_some(self.folder.path.as_path());
         let mut process = Process::spawn(&self.binary, &path, &self.log_path(), temporary)?;
         let deadline = Instant::now() + READY_DEADLINE;
@@ -380,6 +385,14 @@ impl Server {
     /// Lets a paused process go on (SIGCONT).
     pub fn resume(&self) -> Result<(), Error> {
         self.process.as_ref().ok_or(Error::NotRunning)?.resume()
+    }
+
+    /// Replaces the text given by [`Config::with`] and has the running server read it. Users that are gone from it are
+    /// disconnected. The server tells in its log when it does not like the text, and goes on with the old one.
+    pub fn reload(&mut self, fragment: impl Into<String>) -> Result<(), Error> {
+        self.config.fragments = vec![fragment.into()];
+        self.write_config()?;
+        self.process.as_ref().ok_or(Error::NotRunning)?.reload()
     }
 
     /// Asks the server's monitoring, for example `/varz` or `/jsz?accounts=true`.

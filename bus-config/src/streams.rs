@@ -98,6 +98,9 @@ pub const TOPICS: Stream = Stream {
     ..CATALOG
 };
 
+/// Follows the two others a moment later, which starts up to a second after the stream is made or moved. So it can miss a version
+/// that was replaced meanwhile: of a CATALOG document only when [`CATALOG_HISTORY`] newer ones came first, and of a change record,
+/// which has a subject of its own, never.
 pub const AUDIT: Stream = Stream {
     name: "AUDIT",
     subjects: &[],

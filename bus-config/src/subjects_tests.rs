@@ -108,3 +108,16 @@ fn registry_subjects_parse_back() {
         assert_eq!(parse_registry(bad), None, "{bad}");
     }
 }
+
+#[test]
+fn a_republished_message_has_the_same_tail_on_both_sides() {
+    assert!(is_republished("gc.w.rules.web", "gc.t.rules.web"));
+    for (written, read) in [
+        ("gc.w.rules.web", "gc.t.rules.db"),
+        ("gc.t.rules.web", "gc.t.rules.web"),
+        ("gc.w.rules.web", "gc.w.rules.web"),
+        ("", ""),
+    ] {
+        assert!(!is_republished(written, read), "{written} {read}");
+    }
+}

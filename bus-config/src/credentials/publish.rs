@@ -9,6 +9,9 @@ use super::{Authority, Error};
 use crate::accounts::Account;
 use crate::subjects::CLAIMS_UPDATE;
 
+/// How often servers compare their accounts with each other. A node that was away lets a credential in that was revoked
+/// meanwhile until it has compared: the server's own two minutes would be too long.
+const RESOLVER_INTERVAL: &str = "5s";
 /// How long servers may take to accept an account's new token.
 const UPDATE_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -21,7 +24,7 @@ impl Authority {
             preload += &format!("  {}: {}\n", self.account(account).public_key(), self.account_token(account)?);
         }
         Ok(format!(
-            "operator: {}\nsystem_account: {}\nresolver {{ type: full, dir: {resolver_dir:?}, allow_delete: false, interval: \"2m\" }}\n\
+            "operator: {}\nsystem_account: {}\nresolver {{ type: full, dir: {resolver_dir:?}, allow_delete: false, interval: \"{RESOLVER_INTERVAL}\" }}\n\
              resolver_preload {{\n{preload}}}\n",
             self.operator_token()?,
             self.system.public_key(),

@@ -101,6 +101,10 @@ impl Process {
         self.signal(Signal::SIGCONT)
     }
 
+    pub(super) fn reload(&self) -> Result<(), Error> {
+        self.signal(Signal::SIGHUP)
+    }
+
     /// Ends it now; dropping does that.
     pub(super) fn kill(self) {
         drop(self);

@@ -3,9 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use groupcast_bus_config::accounts::Role;
-use groupcast_bus_config::connect::{Error, Event, Events, Identity, Options, connect};
-use groupcast_bus_config::credentials::{Authority, Credential};
-use groupcast_bus_config::server::{Config, Server};
+use groupcast_bus_config::connect::{Error, Event, Events, Identity, Options, connect, settle};
+use groupcast_bus_config::credentials::{Authority, Credential, FixedUser, fixed_config};
+use groupcast_bus_config::server::{Cluster, Config, Server};
 use groupcast_bus_config::subjects;
 
 use crate::world::{DEADLINE, name};
@@ -129,4 +129,51 @@ async fn a_client_in_the_background_waits_for_its_server() {
     server.restart().await.unwrap();
     while tokio::time::timeout(DEADLINE, events.next()).await.unwrap() != Some(Event::Connected) {}
     client.flush().await.unwrap();
+}
+
+#[tokio::test]
+async fn fixed_keys_come_and_go_by_reload() {
+    let (kept, kept_seed) = FixedUser::new(Role::Host, &name("h1")).unwrap();
+    let (added, added_seed) = FixedUser::new(Role::Host, &name("h2")).unwrap();
+    let (gone, gone_seed) = FixedUser::new(Role::Host, &name("h3")).unwrap();
+    let mut server = Server::start(Config::plain().with(fixed_config(&[kept.clone(), gone]))).await.unwrap();
+    let url = server.url();
+    let by_seed = |user: &'static str, seed: &str| {
+        let options = Options::new(std::slice::from_ref(&url), Role::Host, &name(user)).identity(Identity::Seed(seed.to_owned()));
+        connect(options.reconnect_delay_max(Duration::from_millis(50)))
+    };
+    let (kept_client, _kept_events) = by_seed("h1", &kept_seed).await.unwrap();
+    let (_gone_client, mut gone_events) = by_seed("h3", &gone_seed).await.unwrap();
+    assert!(by_seed("h2", &added_seed).await.is_err());
+    server.reload(fixed_config(&[kept, added])).unwrap();
+    println!("{}", denied(&mut gone_events).await);
+    assert!(by_seed("h3", &gone_seed).await.is_err());
+    by_seed("h2", &added_seed).await.unwrap();
+    settle(&kept_client, DEADLINE).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_revocation_reaches_every_node_of_a_cluster_also_one_that_was_away() {
+    let mut authority = Authority::new();
+    let config = authority.server_config("accounts").unwrap();
+    let mut cluster = Cluster::start(Config::plain().with(config)).await.unwrap();
+    let credential = authority.mint(Role::Host, &name("h1"), None, SystemTime::now()).unwrap();
+    let mut connected = Vec::new();
+    for node in 0..2 {
+        connected.push(try_connect(cluster.node(node), &credential).await.unwrap());
+    }
+    cluster.kill(2);
+    authority.revoke(Role::Host, &name("h1"), SystemTime::now()).unwrap();
+    publish(cluster.node(0), &authority).await;
+    for (_client, events) in &mut connected {
+        denied(events).await;
+    }
+    cluster.restart(2).await.unwrap();
+    cluster.formed().await.unwrap();
+    // A node that was away still holds the old account until it has asked the others.
+    let deadline = std::time::Instant::now() + DEADLINE * 6;
+    while try_connect(cluster.node(2), &credential).await.is_ok() {
+        assert!(std::time::Instant::now() < deadline, "revoked, and still let in by the node that was away");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
 }

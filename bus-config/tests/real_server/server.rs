@@ -1,5 +1,6 @@
 //! Servers and clusters can be started, hurt and ended, and what they stored survives.
 
+use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 
 use async_nats::Client;
@@ -87,6 +88,38 @@ async fn dropping_a_server_ends_it_and_removes_its_folder() {
     assert!(alive(pid) && dir.exists());
     drop(server);
     assert!(!alive(pid) && !dir.exists());
+}
+
+/// Set for the process that the next test starts and kills.
+const ORPHAN: &str = "GROUPCAST_TEST_ORPHAN";
+
+/// Not a test of its own: started by the next one in another process, it waits to be killed.
+#[tokio::test]
+async fn orphan() {
+    if std::env::var_os(ORPHAN).is_some() {
+        let server = Server::start(Config::plain()).await.unwrap();
+        println!("\norphan {} {}", server.pid().unwrap(), server.dir().display());
+        std::future::pending::<()>().await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_ends_also_when_its_owner_is_killed() {
+    let mut owner = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "server::orphan", "--nocapture"])
+        .env(ORPHAN, "1")
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(owner.stdout.take().unwrap()).lines();
+    let line = lines.map_while(Result::ok).find(|line| line.starts_with("orphan "));
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    let line = line.expect("the owner started a server");
+    let [_, pid, dir] = line.splitn(3, ' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+    let pid: u32 = pid.parse().unwrap();
+    until("the server ends", || async move { !alive(pid) }).await;
+    until("its folder goes", || async { !std::path::Path::new(dir).exists() }).await;
 }
 
 #[tokio::test]
