@@ -134,7 +134,8 @@ fn write_members(fields: &mut Fields, keys: [u8; 4], packed: &Packed) {
 
 // ---- reading
 
-/// Collects an edit's fields while the map they stand in is read.
+/// Collects an edit's fields while the map they stand in is read. That no item is named twice is checked where the edit is applied: the
+/// document sorts the keys anyway.
 #[derive(Default)]
 pub(crate) struct EditReader<'a> {
     special: Option<u64>,
