@@ -282,6 +282,3 @@ fn tier(reach: &Reach) -> crate::model::Tier {
         Reach::Entry => crate::model::Tier::Workload,
     }
 }
-
-#[cfg(test)]
-mod tests;

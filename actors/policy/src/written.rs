@@ -107,7 +107,12 @@ pub fn nodes(format: Format, text: &str) -> Result<Vec<Node>, Problem> {
     }
     let documents: Vec<Node> = match format {
         Format::Json => vec![serde_json::from_str(text).map_err(|e| problem(format!("not JSON: {e}")))?],
-        Format::Yaml => serde_saphyr::from_multiple(text).map_err(|e| problem(format!("not YAML: {}", e.without_snippet())))?,
+        Format::Yaml => {
+            // Only `true` and `false` are booleans: a network called `n` or a space called `no` stays what it is.
+            let options = serde_saphyr::options! { strict_booleans: true };
+            let parsed = serde_saphyr::from_multiple_with_options(text, options);
+            parsed.map_err(|e| problem(format!("not YAML: {}", e.without_snippet())))?
+        }
     };
     Ok(documents
         .into_iter()
