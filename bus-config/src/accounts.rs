@@ -7,6 +7,8 @@
 //! anywhere *in that account*. For the same reason a viewer, who lives in CTL, may publish nothing at all, and a gateway must be
 //! trusted with what CTL holds: its permissions keep a faulty one in its place, not one taken over.
 
+use std::time::Duration;
+
 use groupcast_policy::ids::HostId;
 use serde_json::{Value, json};
 
@@ -133,6 +135,10 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
         }
     }
 }
+
+/// How long the server remembers the reply field of a request that crossed the accounts. Nobody answers there, but for every
+/// request that names a reply it holds some 600 bytes this long: with its own two minutes, one host could fill its memory.
+pub const REPLY_REMEMBERED: Duration = Duration::from_secs(1);
 
 /// Denied to those who may publish nothing: the server takes an empty allow list for "everything is allowed".
 pub const EVERYTHING: &str = ">";

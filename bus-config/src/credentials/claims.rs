@@ -8,7 +8,7 @@ use nkeys::KeyPair;
 use serde_json::{Value, json};
 
 use super::{Authority, Error};
-use crate::accounts::{Account, Role, permissions};
+use crate::accounts::{Account, REPLY_REMEMBERED, Role, permissions};
 use crate::subjects;
 
 /// Stands in for the holder's name when the permissions of a role are made into a template; no holder can have it, because
@@ -112,8 +112,14 @@ impl Authority {
         let crossing = services.chain(subjects::TO_HOSTS.iter().map(|subject| (*subject, "stream")));
         match account {
             Account::Control => {
-                nats["exports"] =
-                    crossing.map(|(subject, kind)| json!({ "name": subject, "subject": subject, "type": kind })).collect();
+                let export = |(subject, kind): (&str, &str)| {
+                    let mut export = json!({ "name": subject, "subject": subject, "type": kind });
+                    if kind == "service" {
+                        export["response_threshold"] = json!(REPLY_REMEMBERED.as_nanos() as u64);
+                    }
+                    export
+                };
+                nats["exports"] = crossing.map(export).collect();
             }
             Account::Hosts => {
                 nats["imports"] = crossing

@@ -6,7 +6,7 @@ use nkeys::KeyPair;
 use serde_json::{Value, json};
 
 use super::Error;
-use crate::accounts::{Account, Role, permissions};
+use crate::accounts::{Account, REPLY_REMEMBERED, Role, permissions};
 use crate::subjects;
 
 /// A user known to the servers by its public key.
@@ -49,7 +49,13 @@ pub fn fixed_config(users: &[FixedUser]) -> String {
         let services = subjects::SERVICES_ALL.iter().map(|subject| ("service", *subject));
         services.chain(subjects::TO_HOSTS.iter().map(|subject| ("stream", *subject)))
     };
-    let exports = lines(crossing().map(|(kind, subject)| json!({ kind: subject, "accounts": [hosts] })));
+    let exports = lines(crossing().map(|(kind, subject)| {
+        let mut export = json!({ kind: subject, "accounts": [hosts] });
+        if kind == "service" {
+            export["response_threshold"] = json!(format!("{}ms", REPLY_REMEMBERED.as_millis()));
+        }
+        export
+    }));
     let imports = lines(crossing().map(|(kind, subject)| json!({ kind: { "account": control, "subject": subject } })));
     let (control_users, hosts_users) = (users_of(Account::Control, users), users_of(Account::Hosts, users));
     format!(

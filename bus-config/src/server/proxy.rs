@@ -91,3 +91,53 @@ async fn copy(
         to.write_all(&buffer[..read]).await.ok()?;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A connection through the proxy, and its far end.
+    fn connected(proxy: &Proxy, far: &std::net::TcpListener) -> (std::net::TcpStream, std::net::TcpStream) {
+        let near = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, proxy.port())).unwrap();
+        let (far, _) = far.accept().unwrap();
+        for end in [&near, &far] {
+            end.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        }
+        (near, far)
+    }
+
+    #[test]
+    fn an_open_link_carries_a_stalled_one_holds_and_a_cut_one_closes() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let proxy = Proxy::start(&runtime).unwrap();
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        proxy.set_target(listener.local_addr().unwrap().port());
+        let (mut near, mut far) = connected(&proxy, &listener);
+        let mut byte = [0];
+        near.write_all(b"a").unwrap();
+        far.read_exact(&mut byte).unwrap();
+        assert_eq!(byte, *b"a");
+
+        proxy.set(Link::Stalled);
+        near.write_all(b"b").unwrap();
+        far.set_nonblocking(true).unwrap();
+        assert_eq!(far.read(&mut byte).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        far.set_nonblocking(false).unwrap();
+        proxy.set(Link::Open);
+        far.read_exact(&mut byte).unwrap();
+        assert_eq!(byte, *b"b");
+
+        proxy.set(Link::Cut);
+        assert_eq!(far.read(&mut byte).unwrap_or(0), 0);
+        let mut refused = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, proxy.port())).unwrap();
+        assert_eq!(refused.read(&mut byte).unwrap_or(0), 0);
+        proxy.set(Link::Open);
+        let (mut near, mut far) = connected(&proxy, &listener);
+        far.write_all(b"c").unwrap();
+        near.read_exact(&mut byte).unwrap();
+        assert_eq!(byte, *b"c");
+    }
+}

@@ -444,6 +444,30 @@ async fn huge(mode: Mode) {
     assert_eq!(contents(&scene.admin).await, before);
 }
 
+/// Every request that names a reply makes the server remember it for an answer that never comes; it must forget soon.
+async fn remembering(mode: Mode) {
+    let scene = Scene::start(mode).await;
+    for index in 0..1_000 {
+        scene.attacker.publish_with_reply("gc.beat.h1", format!("reply.{index}"), "evil".into()).await.unwrap();
+    }
+    settle(&scene.attacker, DEADLINE).await.unwrap();
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let accounts = scene.world.server.monitor("/accountz").await.unwrap();
+        let mut held = 0;
+        for account in accounts["accounts"].as_array().unwrap() {
+            let path = format!("/accountz?acc={}", account.as_str().unwrap());
+            let detail = scene.world.server.monitor(&path).await.unwrap();
+            held += detail["account_detail"]["responses"].as_object().map_or(0, |responses| responses.len());
+        }
+        if held == 0 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{held} replies still remembered");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 /// Shows that the witnesses see a breach where there is one, and why controllers may not use the reply field: a service that
 /// is allowed to answers wherever the asking host says, in the hosts' account.
 async fn control_of_the_experiment(mode: Mode) {
@@ -481,5 +505,6 @@ in_both_modes! {
     a_host_causes_nothing_with_headers: headers;
     a_host_reads_and_steals_nothing: subscribing;
     a_host_hurts_nobody_with_size: huge;
+    a_host_fills_no_memory_with_replies: remembering;
     the_witnesses_would_see_it: control_of_the_experiment;
 }

@@ -286,3 +286,23 @@ async fn three_nodes_with_tls_work() {
     lives(&folder, &controller, clients[1], &host).await;
     lives(&folder, &controller, clients[2], &host).await;
 }
+
+#[tokio::test]
+async fn a_started_server_can_demand_certificates_of_its_clients() {
+    let folder = Folder::new("mutual");
+    let file = |name: &str| folder.path.join(name);
+    let tls = server::Tls {
+        certificate: file("server.pem"),
+        key: file("server-key.pem"),
+        client_authority: Some(file("authority.pem")),
+    };
+    let server = server::Server::start(server::Config::plain().tls(tls)).await.unwrap();
+    let options = |authority: Option<PathBuf>, certificate: Option<(PathBuf, PathBuf)>| {
+        Options::new(&[server.url()], Role::Host, &name("h1")).tls(Tls { required: true, authority, certificate })
+    };
+    let pair = || Some((file("server.pem"), file("server-key.pem")));
+    assert!(connect(options(None, pair())).await.is_err(), "an unknown authority was trusted");
+    assert!(connect(options(Some(file("authority.pem")), None)).await.is_err(), "a client without certificate was let in");
+    let (client, _events) = connect(options(Some(file("authority.pem")), pair())).await.unwrap();
+    settle(&client, DEADLINE).await.unwrap();
+}

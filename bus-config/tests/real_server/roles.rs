@@ -89,6 +89,24 @@ const CONTROLLER: &[Attempt] = &[
     Subscribe("$JS.API.>"),
 ];
 
+const EDGE: &[Attempt] = &[
+    Publish("gc.w.leader"),
+    Publish("gc.t.rules.web"),
+    Publish("gc.cat.group.web"),
+    Publish("gc.reg.h.h1"),
+    Publish("gc.ctl.h1"),
+    Publish("gc.answer.h1.t"),
+    Publish("gc.replica"),
+    Publish("_INBOX_h1.x"),
+    Publish("$JS.API.INFO"),
+    Subscribe(">"),
+    Subscribe("gc.w.>"),
+    Subscribe("gc.t.>"),
+    Subscribe("gc.t.leader"),
+    Subscribe("gc.snap.*"),
+    Subscribe("_INBOX_h1.>"),
+];
+
 async fn denial(events: &mut Events, subject: &str) {
     loop {
         match tokio::time::timeout(DEADLINE, events.next()).await {
@@ -151,6 +169,16 @@ async fn a_controller_with_a_signed_token() {
 #[tokio::test]
 async fn a_controller_with_a_fixed_key() {
     refused(Mode::Fixed, Role::Controller, "c1", CONTROLLER).await;
+}
+
+#[tokio::test]
+async fn an_edge_with_a_signed_token() {
+    refused(Mode::Signed, Role::Edge, "e1", EDGE).await;
+}
+
+#[tokio::test]
+async fn an_edge_with_a_fixed_key() {
+    refused(Mode::Fixed, Role::Edge, "e1", EDGE).await;
 }
 
 /// What the roles are for still works.
