@@ -1,6 +1,7 @@
 //! Benchmarks: one file each. Every one starts what it needs, measures, and cleans up; what it prints was measured in that run.
 
 mod bus;
+mod compile;
 mod controller;
 mod fanout;
 mod fixture;
@@ -15,6 +16,8 @@ pub use report::Report;
 
 #[derive(Debug, Clone, Subcommand)]
 pub enum Bench {
+    /// A large catalogue compiled from scratch, and single changes in it, against the same at a tenth of the size.
+    Compile,
     /// Bytes: of one member's join, as payload and as all a host's socket receives, and of snapshots.
     Wire,
     /// One change of a group that all hosts use: until the last host has applied it, against a plain message of the same bytes.
@@ -26,6 +29,7 @@ pub enum Bench {
 impl Bench {
     pub fn name(&self) -> &'static str {
         match self {
+            Bench::Compile => "compile",
             Bench::Wire => "wire",
             Bench::Fanout(_) => "fanout",
             Bench::Join(_) => "join",
@@ -38,6 +42,7 @@ pub fn run(bench: &Bench) -> anyhow::Result<Report> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         match bench {
+            Bench::Compile => compile::run(),
             Bench::Wire => wire::run().await,
             Bench::Fanout(options) => fanout::run(options).await,
             Bench::Join(options) => join::run(options).await,

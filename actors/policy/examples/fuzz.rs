@@ -124,9 +124,53 @@ impl Random {
     }
 }
 
+/// The words of a text: what stands between anything else than letters, digits and dots.
+fn words(text: &[char]) -> Vec<(usize, usize)> {
+    let is_word = |c: &char| c.is_alphanumeric() || *c == '.';
+    let mut words = Vec::new();
+    let mut start = None;
+    for (at, c) in text.iter().chain([&' ']).enumerate() {
+        match (is_word(c), start) {
+            (true, None) => start = Some(at),
+            (false, Some(first)) => {
+                words.push((first, at));
+                start = None;
+            }
+            _ => {}
+        }
+    }
+    words
+}
+
+/// Exchanges one word, which leaves the structure whole and so reaches deeper.
+fn exchange_word(random: &mut Random, text: &mut Vec<char>, other: &str) {
+    let places = words(text);
+    if places.is_empty() {
+        return;
+    }
+    let (from, to) = places[random.below(places.len())];
+    let foreign: Vec<char> = other.chars().collect();
+    let choices = words(&foreign);
+    let new: Vec<char> = match random.below(3) {
+        0 if !choices.is_empty() => {
+            let (a, b) = choices[random.below(choices.len())];
+            foreign[a..b].to_vec()
+        }
+        1 => random.below(70_000).to_string().chars().collect(),
+        _ => random.of(PIECES).chars().collect(),
+    };
+    drop(text.splice(from..to, new));
+}
+
 /// Cuts, doubles, swaps and inserts; works on characters, so that the result is text.
 fn mutate(random: &mut Random, seed: &str, other: &str) -> String {
     let mut text: Vec<char> = seed.chars().collect();
+    if random.below(2) == 0 {
+        for _ in 0..1 + random.below(2) {
+            exchange_word(random, &mut text, other);
+        }
+        return text.into_iter().collect();
+    }
     for _ in 0..1 + random.below(4) {
         let (a, b) = (random.below(text.len() + 1), random.below(text.len() + 1));
         let (from, to) = (a.min(b), a.max(b).min(a.min(b) + 24));
