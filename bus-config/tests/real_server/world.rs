@@ -89,8 +89,12 @@ impl World {
         world
     }
 
+    pub fn identity(&self, role: Role, user: &str) -> &Identity {
+        &self.identities.iter().find(|(r, n, _)| *r == role && *n == user).unwrap().2
+    }
+
     pub async fn client(&self, role: Role, user: &str) -> (Client, Events) {
-        let (_, _, identity) = self.identities.iter().find(|(r, n, _)| *r == role && *n == user).unwrap();
+        let identity = self.identity(role, user);
         connect(Options::new(&[self.server.url()], role, &name(user)).identity(identity.clone())).await.unwrap()
     }
 
