@@ -98,6 +98,7 @@ impl GroupRow {
 struct ScopeRow {
     /// Sorted by group.
     bound: Vec<(u32, Phases)>,
+    /// Not kept for the global scope: every workload is in it, and a map of all would be touched by every change.
     workloads: [Counts<u32>; 2],
     hosts: [Counts<u32>; 2],
     /// Selectors that select inside this scope; those of the global scope are kept with the label sets.
@@ -106,7 +107,7 @@ struct ScopeRow {
 
 impl Idle for ScopeRow {
     fn is_idle(&self) -> bool {
-        self.bound.is_empty() && self.selectors.is_empty() && self.workloads.iter().all(Counts::is_empty)
+        self.bound.is_empty() && self.selectors.is_empty() && self.hosts.iter().all(Counts::is_empty)
     }
 }
 

@@ -162,7 +162,7 @@ impl Compiler {
                 if has { self.host_gains(g, h) } else { self.host_loses(g, h) }
             }
             if self.groups[g].members.is_some() {
-                let workloads: Vec<u32> = self.scopes[s].workloads[phase_index(phase)].keys().collect();
+                let workloads = self.workloads_in(s, phase);
                 for w in workloads {
                     let Some(entry) = self.workloads[w].entry.clone() else { continue };
                     if has { self.add_members(g, &entry) } else { self.sub_members(g, &entry) }
@@ -196,7 +196,7 @@ impl Compiler {
         for (target, phases) in group.bound() {
             let Some(s) = target.scope().and_then(|scope| self.scopes.get(&scope)) else { continue };
             for phase in PHASES.into_iter().filter(|phase| phases.contains(*phase)) {
-                let workloads: Vec<u32> = self.scopes[s].workloads[phase_index(phase)].keys().collect();
+                let workloads = self.workloads_in(s, phase);
                 workloads.into_iter().for_each(|w| self.add_members_of(g, w));
             }
         }

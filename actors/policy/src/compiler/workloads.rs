@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{Compiler, NONE, phase_index};
+use crate::doc::Phase;
 use crate::ids::{TemplateId, WorkloadId};
 use crate::model::{Template, Workload};
 use crate::net::Prefix;
@@ -36,11 +37,20 @@ impl Compiler {
         users.into_iter().for_each(|w| self.attach(w));
     }
 
-    /// The scopes a registered workload is in.
-    fn scopes_of(&self, w: u32) -> impl Iterator<Item = u32> + use<> {
+    /// The scopes a registered workload is in, and whether each is the global one.
+    fn scopes_of(&self, w: u32) -> impl Iterator<Item = (bool, u32)> + use<> {
         let row = &self.workloads[w];
         let global = self.scopes.get(&Scope::Global).unwrap_or(NONE);
-        [global, row.space, row.app].into_iter().filter(|scope| *scope != NONE)
+        [(true, global), (false, row.space), (false, row.app)].into_iter().filter(|(_, scope)| *scope != NONE)
+    }
+
+    /// The registered workloads of one phase in a scope.
+    pub(super) fn workloads_in(&self, s: u32, phase: Phase) -> Vec<u32> {
+        if *self.scopes.key(s) != Scope::Global {
+            return self.scopes[s].workloads[phase_index(phase)].keys().collect();
+        }
+        let attached = self.workloads.slots().filter(|w| self.workloads[*w].host != NONE);
+        attached.filter(|w| self.workloads[*w].entry.as_ref().is_some_and(|entry| entry.phase == phase)).collect()
     }
 
     fn attach(&mut self, w: u32) {
@@ -67,8 +77,10 @@ impl Compiler {
         let row = &mut self.workloads[w];
         (row.host, row.space, row.app, row.labels, row.template) = (h, space, app, labels, template);
 
-        for scope in self.scopes_of(w) {
-            self.scopes[scope].workloads[phase].add(w);
+        for (is_global, scope) in self.scopes_of(w) {
+            if !is_global {
+                self.scopes[scope].workloads[phase].add(w);
+            }
             if self.scopes[scope].hosts[phase].add(h) {
                 if !self.scopes[scope].hosts[1 - phase].contains(h) {
                     self.pending.toggle_scope(scope, h);
@@ -112,14 +124,16 @@ impl Compiler {
                 self.groups.touch(g);
             }
         }
-        for scope in self.scopes_of(w) {
+        for (is_global, scope) in self.scopes_of(w) {
             for index in 0..self.scopes[scope].bound.len() {
                 let (g, phases) = self.scopes[scope].bound[index];
                 if phases.contains(entry.phase) {
                     self.sub_members(g, &entry);
                 }
             }
-            self.scopes[scope].workloads[phase].sub(w);
+            if !is_global {
+                self.scopes[scope].workloads[phase].sub(w);
+            }
             if self.scopes[scope].hosts[phase].sub(h) {
                 if !self.scopes[scope].hosts[1 - phase].contains(h) {
                     self.pending.toggle_scope(scope, h);
