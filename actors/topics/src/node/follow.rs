@@ -137,7 +137,8 @@ impl Node {
                 }
             };
             let end = sequence + u64::from(next.count);
-            let complete = self.follow.buffer.range(sequence + 1..=end).count() == next.count as usize;
+            let complete =
+                self.follow.buffer.range(sequence + 1..).take_while(|(at, _)| **at <= end).count() == next.count as usize;
             if !complete {
                 // The rest of it is on its way, or lost.
                 self.follow.gap_since_ms.get_or_insert(now_ms);
@@ -243,6 +244,7 @@ impl Node {
             self.follow.state = State::Starting;
             return;
         }
+        self.restore_resets(Vec::new());
         let replica = Replica::restore(cut, since, documents.into_iter().map(|(topic, (revision, doc))| (topic, revision, doc)));
         self.synced(replica, now_ms);
     }
@@ -303,7 +305,7 @@ impl Node {
 
     fn restore_resets(&mut self, resets: Vec<Topic>) {
         self.serve.hold_until_published = !resets.is_empty();
-        self.pending_resets_mut().extend(resets);
+        self.serve.pending_resets = resets;
     }
 
     fn synced(&mut self, replica: Replica, now_ms: u64) {
@@ -346,6 +348,8 @@ impl Node {
                 let elsewhere = lead.since > self.replica.since() && cut != Cut::default();
                 if elsewhere {
                     self.fetch(now_ms);
+                } else if lead.term < cut.term {
+                    self.vacate(); // a new stream with a message of the past at its head
                 } else if *sequence > cut.lead {
                     self.follow.gap_since_ms.get_or_insert(now_ms);
                 }

@@ -18,6 +18,9 @@ use crate::batch::{Outgoing, PROPOSALS_MAX, Proposal, Refused, build};
 /// Topics reset with one batch when the stream is rebuilt; each host of the span gets one message besides.
 const RESET_TOPICS_MAX: usize = BATCH_MESSAGES_MAX / 2;
 
+/// Pause after a read of the head that failed.
+const HEAD_RETRY_MS: u64 = 50;
+
 #[derive(Debug)]
 pub(super) enum Role {
     Following {
@@ -30,6 +33,7 @@ pub(super) enum Role {
     Candidate,
     Reserving {
         head: u64,
+        after: u64,
         since: Option<u64>,
         sent_ms: u64,
     },
@@ -46,8 +50,12 @@ pub(super) enum Role {
 pub(super) struct Reign {
     term: u64,
     since: u64,
-    /// The sequence of the last lead message.
+    /// The sequence of the last lead message, and the batch it names.
     head: u64,
+    head_batch: u64,
+    /// The connection was interrupted: before anything is sent the head must be seen to be this reign's, read when this time
+    /// has come. A stream that lost its messages meanwhile counts from the beginning, and a bare sequence proves nothing.
+    verify_at_ms: Option<u64>,
     flight: Option<Flight>,
     queue: VecDeque<Proposal>,
     renewed_ms: u64,
@@ -66,6 +74,8 @@ impl Reign {
 #[derive(Debug)]
 pub(super) struct Flight {
     batch: Outgoing,
+    /// The batch that the expected lead message names; 0 for none.
+    after: u64,
     state: FlightState,
 }
 
@@ -77,9 +87,9 @@ enum FlightState {
     Retry {
         at_ms: u64,
     },
-    /// Its fate is unknown; the head tells. `asked`: a read sent after the fate became unknown is under way.
+    /// Its fate is unknown; the head tells. It is read when this time has come; `None` while that read is under way.
     Unknown {
-        asked: bool,
+        read_at_ms: Option<u64>,
     },
 }
 
@@ -90,11 +100,11 @@ enum Verdict {
 }
 
 impl Node {
-    pub(super) fn pending_resets_mut(&mut self) -> &mut Vec<Topic> {
-        &mut self.serve.pending_resets
-    }
-
     pub(super) fn lead_seen(&mut self, sequence: u64, lead: &Lead, now_ms: u64) {
+        if self.serve.hold_until_published && !self.is_leading() && self.follow.is_synced() {
+            // Somebody leads after all: what was compiled here to be published is not what is published.
+            self.fetch(now_ms);
+        }
         if let Role::Following { since_ms, vacant } = &mut self.role
             && (sequence > self.replica.cut().lead || lead.since > self.replica.since())
         {
@@ -115,10 +125,11 @@ impl Node {
         match &mut self.role {
             Role::Following { since_ms, .. } => *since_ms = now_ms,
             Role::Candidate | Role::Reserving { .. } => self.role = Role::Following { since_ms: now_ms, vacant: false },
-            Role::Claiming { flight, .. } => flight.state = FlightState::Unknown { asked: false },
+            Role::Claiming { flight, .. } => flight.state = FlightState::Unknown { read_at_ms: Some(now_ms) },
             Role::Leading(reign) => {
+                reign.verify_at_ms = Some(now_ms);
                 if let Some(flight) = &mut reign.flight {
-                    flight.state = FlightState::Unknown { asked: false };
+                    flight.state = FlightState::Unknown { read_at_ms: Some(now_ms) };
                 }
             }
         }
@@ -169,6 +180,10 @@ impl Node {
                 if let Some(flight) = &mut reign.flight {
                     let again = flight.tick(now_ms, timeout);
                     self.act_on_flight(again, now_ms);
+                } else if let Some(at_ms) = reign.verify_at_ms {
+                    if at_ms <= now_ms {
+                        self.read_head(now_ms);
+                    }
                 } else if reign.renewed_ms + self.settings.lease_ms / 3 <= now_ms {
                     let lead = self.next_lead();
                     self.send(lead, now_ms);
@@ -189,7 +204,10 @@ impl Node {
             Role::Claiming { flight, .. } => flight.deadline(timeout, self.head_read_ms.is_some()),
             Role::Leading(reign) => match &reign.flight {
                 Some(flight) => flight.deadline(timeout, self.head_read_ms.is_some()),
-                None => Some(reign.renewed_ms + self.settings.lease_ms / 3),
+                None => match reign.verify_at_ms {
+                    Some(at_ms) => Some(at_ms).filter(|_| self.head_read_ms.is_none()),
+                    None => Some(reign.renewed_ms + self.settings.lease_ms / 3),
+                },
             },
         }
     }
@@ -202,7 +220,7 @@ impl Node {
                 if self.read_head(now_ms)
                     && let Some(flight) = self.flight_mut()
                 {
-                    flight.state = FlightState::Unknown { asked: true };
+                    flight.state = FlightState::Unknown { read_at_ms: None };
                 }
             }
         }
@@ -217,6 +235,30 @@ impl Node {
     }
 
     pub(super) fn head_for_lead(&mut self, head: Option<&Option<(u64, Lead)>>, sent_ms: u64, now_ms: u64) {
+        let retry_ms = now_ms + HEAD_RETRY_MS;
+        if head.is_none()
+            && let Some(flight) = self.flight_mut()
+            && flight.state == (FlightState::Unknown { read_at_ms: None })
+        {
+            flight.state = FlightState::Unknown { read_at_ms: Some(retry_ms) };
+        }
+        if let Role::Leading(reign) = &mut self.role
+            && let Some(at_ms) = &mut reign.verify_at_ms
+            && reign.flight.is_none()
+        {
+            match head {
+                None => *at_ms = retry_ms,
+                Some(Some((sequence, lead)))
+                    if sent_ms >= *at_ms && (*sequence, lead.batch) == (reign.head, reign.head_batch) =>
+                {
+                    reign.verify_at_ms = None;
+                    return self.send_next(now_ms);
+                }
+                Some(_) if sent_ms >= *at_ms => return self.decide(Some(Verdict::Deposed), now_ms),
+                Some(_) => {}
+            }
+            return;
+        }
         match &self.role {
             Role::Candidate => self.head_for_candidate(head, now_ms),
             Role::Claiming { flight, .. } => {
@@ -245,10 +287,14 @@ impl Node {
         let cut = self.replica.cut();
         match head {
             None => self.follow_again(now_ms, false),
-            Some(None) => self.reserve(0, None, now_ms),
+            Some(None) => self.reserve(0, 0, None, now_ms),
             Some(Some((sequence, lead))) => {
                 if *sequence == cut.lead && lead.term == cut.term {
-                    self.reserve(*sequence, Some(lead.since), now_ms);
+                    self.reserve(*sequence, lead.batch, Some(lead.since), now_ms);
+                } else if lead.term < cut.term {
+                    // Terms never go back within one life of the stream: this is a new one, and what stands at its head is a
+                    // message of the past that arrived late and found the sequence it expected by chance.
+                    self.reserve(*sequence, lead.batch, None, now_ms);
                 } else {
                     // Somebody leads and was not heard; `follow` catches up meanwhile.
                     self.follow_again(now_ms, false);
@@ -257,19 +303,19 @@ impl Node {
         }
     }
 
-    fn reserve(&mut self, head: u64, since: Option<u64>, now_ms: u64) {
-        self.role = Role::Reserving { head, since, sent_ms: now_ms };
+    fn reserve(&mut self, head: u64, after: u64, since: Option<u64>, now_ms: u64) {
+        self.role = Role::Reserving { head, after, since, sent_ms: now_ms };
         self.out.push(Effect::ReserveTerm { at_least: self.term_seen.max(self.replica.cut().term) + 1 });
     }
 
     pub(super) fn term_reserved(&mut self, term: Option<u64>, now_ms: u64) {
-        let Role::Reserving { head, since, .. } = self.role else { return };
+        let Role::Reserving { head, after, since, .. } = self.role else { return };
         let Some(term) = term else { return self.follow_again(now_ms, false) };
         self.term_seen = self.term_seen.max(term);
         let since = since.unwrap_or(term);
         let lead = Lead { term, since, batch: self.random.next(), ..self.blank_lead() };
         let batch = Outgoing { proposal: None, change: 0, lead, expected: head, messages: Vec::new() };
-        self.role = Role::Claiming { term, since, flight: Flight::new(batch, now_ms) };
+        self.role = Role::Claiming { term, since, flight: Flight::new(batch, after, now_ms) };
         self.resend();
     }
 
@@ -295,7 +341,7 @@ impl Node {
 
     fn send(&mut self, batch: Outgoing, now_ms: u64) {
         if let Role::Leading(reign) = &mut self.role {
-            reign.flight = Some(Flight::new(batch, now_ms));
+            reign.flight = Some(Flight::new(batch, reign.head_batch, now_ms));
             self.resend();
         }
     }
@@ -320,7 +366,7 @@ impl Node {
             let batch = self.random.next();
             let blank = self.blank_lead();
             let Role::Leading(reign) = &mut self.role else { return };
-            if reign.flight.is_some() {
+            if reign.flight.is_some() || reign.verify_at_ms.is_some() {
                 return;
             }
             let resets = &mut self.serve.pending_resets;
@@ -371,7 +417,7 @@ impl Node {
                 self.decide(Some(Verdict::Committed { lead: last + 1 - expected }), now_ms);
             }
             Fate::Undecided => flight.state = FlightState::Retry { at_ms: now_ms + retry_ms },
-            Fate::Refused | Fate::Unknown => flight.state = FlightState::Unknown { asked: false },
+            Fate::Refused | Fate::Unknown => flight.state = FlightState::Unknown { read_at_ms: Some(now_ms) },
         }
     }
 
@@ -393,7 +439,7 @@ impl Node {
         match std::mem::replace(&mut self.role, Role::Candidate) {
             Role::Claiming { term, since, flight } => {
                 let rebuild = since > self.replica.since() && !self.replica.is_empty();
-                if rebuild && flight.batch.expected == 0 {
+                if rebuild {
                     self.replica.forget_revisions();
                     self.serve.hold_until_published = true;
                     self.serve.pending_resets = self.replica.topics().cloned().collect();
@@ -404,6 +450,8 @@ impl Node {
                     term,
                     since,
                     head: lead,
+                    head_batch: flight.batch.lead.batch,
+                    verify_at_ms: None,
                     flight: None,
                     queue: VecDeque::new(),
                     renewed_ms: now_ms,
@@ -417,6 +465,8 @@ impl Node {
             Role::Leading(mut reign) => {
                 let Some(flight) = reign.flight.take() else { return };
                 reign.head = lead;
+                reign.head_batch = flight.batch.lead.batch;
+                reign.verify_at_ms = None;
                 reign.renewed_ms = now_ms;
                 let (term, since) = (reign.term, reign.since);
                 let resigned = flight.batch.lead.resigning;
@@ -486,21 +536,21 @@ enum Wanted {
 }
 
 impl Flight {
-    fn new(batch: Outgoing, now_ms: u64) -> Self {
-        Self { batch, state: FlightState::Sent { at_ms: now_ms } }
+    fn new(batch: Outgoing, after: u64, now_ms: u64) -> Self {
+        Self { batch, after, state: FlightState::Sent { at_ms: now_ms } }
     }
 
     fn tick(&mut self, now_ms: u64, timeout_ms: u64) -> Wanted {
         match self.state {
             FlightState::Sent { at_ms } if at_ms + timeout_ms <= now_ms => {
-                self.state = FlightState::Unknown { asked: false };
+                self.state = FlightState::Unknown { read_at_ms: Some(now_ms) };
                 Wanted::Head
             }
             FlightState::Retry { at_ms } if at_ms <= now_ms => {
                 self.state = FlightState::Sent { at_ms: now_ms };
                 Wanted::Resend
             }
-            FlightState::Unknown { asked: false } => Wanted::Head,
+            FlightState::Unknown { read_at_ms: Some(at_ms) } if at_ms <= now_ms => Wanted::Head,
             _ => Wanted::Nothing,
         }
     }
@@ -509,21 +559,20 @@ impl Flight {
         match self.state {
             FlightState::Sent { at_ms } => Some(at_ms + timeout_ms),
             FlightState::Retry { at_ms } => Some(at_ms),
-            FlightState::Unknown { asked: false } => (!reading).then_some(0),
-            FlightState::Unknown { asked: true } => None,
+            FlightState::Unknown { read_at_ms } => read_at_ms.filter(|_| !reading),
         }
     }
 
     /// `None`: nothing can be concluded, either because the read failed or because it was sent before the fate became unknown.
     fn judge_by_head(&self, head: Option<&Option<(u64, Lead)>>) -> Option<Verdict> {
-        if self.state != (FlightState::Unknown { asked: true }) {
+        if self.state != (FlightState::Unknown { read_at_ms: None }) {
             return None;
         }
         match head? {
             Some((sequence, lead)) if lead.batch == self.batch.lead.batch && lead.term == self.batch.lead.term => {
                 Some(Verdict::Committed { lead: *sequence })
             }
-            Some((sequence, _)) if *sequence == self.batch.expected => Some(Verdict::Again),
+            Some((sequence, lead)) if *sequence == self.batch.expected && lead.batch == self.after => Some(Verdict::Again),
             None if self.batch.expected == 0 => Some(Verdict::Again),
             _ => Some(Verdict::Deposed),
         }

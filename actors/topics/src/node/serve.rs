@@ -10,11 +10,16 @@ use crate::replica::refuse;
 /// Requests that may wait for the head.
 pub const REQUESTS_MAX: usize = 65_536;
 
+/// Pause after a read of the head that told nothing.
+const READ_RETRY_MS: u64 = 50;
+
 #[derive(Debug, Default)]
 pub(super) struct Serve {
     /// Came while a head read was under way: the next one counts for them.
     before_read: Vec<Waiting>,
     reading: Vec<Waiting>,
+    /// After a read that told nothing, the next one waits until then.
+    read_after_ms: u64,
     /// Know which head they wait for.
     before_cut: Vec<(u64, u64, Waiting)>,
     /// The replica holds contents that are not published yet: readers would be handed revisions that do not exist.
@@ -40,7 +45,9 @@ impl Node {
     }
 
     fn start_read(&mut self, now_ms: u64) {
-        if !self.serve.before_read.is_empty() && self.connected && self.serve.reading.is_empty() && self.read_head(now_ms) {
+        let due = self.serve.read_after_ms <= now_ms;
+        if due && !self.serve.before_read.is_empty() && self.connected && self.serve.reading.is_empty() && self.read_head(now_ms)
+        {
             self.serve.reading = std::mem::take(&mut self.serve.before_read);
         }
     }
@@ -53,11 +60,12 @@ impl Node {
                 self.serve_advanced();
             }
             // Without a head nobody can say what is current. They wait for the next read until they are refused.
-            _ => self.serve.before_read.extend(reading),
+            _ => {
+                self.serve.before_read.extend(reading);
+                self.serve.read_after_ms = now_ms + READ_RETRY_MS;
+            }
         }
-        if head.is_some() {
-            self.start_read(now_ms);
-        }
+        self.start_read(now_ms);
     }
 
     /// The replica moved: answer whoever waited for that.
@@ -133,6 +141,9 @@ impl Node {
 
     pub(super) fn serve_deadline(&self) -> Option<u64> {
         let waiting = self.serve.before_read.iter().chain(self.serve.before_cut.iter().map(|(_, _, waiting)| waiting));
-        waiting.map(|waiting| waiting.since_ms).min().map(|since| since + self.settings.serve_wait_ms)
+        let refuse = waiting.map(|waiting| waiting.since_ms).min().map(|since| since + self.settings.serve_wait_ms);
+        let unread = !self.serve.before_read.is_empty() && self.head_read_ms.is_none() && self.connected;
+        let read = unread.then_some(self.serve.read_after_ms);
+        [refuse, read].into_iter().flatten().min()
     }
 }

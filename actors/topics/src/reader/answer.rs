@@ -84,8 +84,19 @@ fn items(asked: &[Topic], assembly: Assembly) -> Result<(Cut, HashMap<Topic, Ite
                     News::Document(document)
                 }
             };
-            if items.insert(topic, Item { needed: entry.needed, revision: entry.revision, news }).is_some() {
-                return Err("a topic appears twice");
+            let item = Item { needed: entry.needed, revision: entry.revision, news };
+            match (items.get_mut(&topic), item) {
+                (None, item) => {
+                    items.insert(topic, item);
+                }
+                // A list of deltas too long for one chunk goes on in the next.
+                (
+                    Some(Item { revision, news: News::Deltas(before), .. }),
+                    Item { revision: same, news: News::Deltas(after), .. },
+                ) if *revision == same => {
+                    before.extend(after);
+                }
+                _ => return Err("a topic appears twice"),
             }
         }
     }
@@ -155,7 +166,11 @@ impl Reader {
             }
             self.stage(topic, item.revision, item.news, comparable)?;
         }
-        let followed: BTreeSet<&Topic> = ask.asked.iter().collect();
+        if self.cut.is_some_and(|own| own > cut) {
+            // This host has moved on: what it needed at the answer's cut it may have dropped meanwhile.
+            listed.retain(|topic, _| self.needs.wants(topic));
+        }
+        let followed: BTreeSet<&Topic> = ask.asked.iter().filter(|topic| self.subscribed.contains_key(topic)).collect();
         let fresh: Vec<Topic> = listed.keys().filter(|topic| !followed.contains(topic)).cloned().collect();
         if !fresh.is_empty() {
             // Only what is subscribed before the request is safe from holes: once more, with these.
@@ -227,6 +242,8 @@ impl Reader {
         }
         commit.edits.sort_by(|a, b| a.0.cmp(&b.0));
         self.needs = needs_from_scratch(&self.host, &self.held);
+        let needs = &self.needs;
+        self.held.0.retain(|topic, _| needs.wants(topic) || self.subscribed.contains_key(topic));
         self.cut = self.cut.max(Some(cut));
         self.distrusted.clear();
         self.repair.succeeded();

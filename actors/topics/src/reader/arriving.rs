@@ -142,7 +142,7 @@ impl Reader {
     }
 
     fn judge(&self, cut: Cut, batch: &Batch) -> Judgement {
-        let mut covered = 0;
+        let (mut covered, mut restarted) = (0, false);
         for (topic, arrived) in &batch.deltas {
             let Some(held) = self.held.0.get(topic) else { return Judgement::Unsynced };
             if cut.term == self.term() && arrived.revision <= held.revision {
@@ -150,7 +150,10 @@ impl Reader {
                 continue;
             }
             if arrived.delta.edit == Edit::Reset && arrived.delta.digest == held.document.digest() {
-                continue; // says what is held already, whatever came before
+                // Says what is held already, whatever came before. If that was another life of the stream, nothing of the old
+                // one may remain.
+                restarted |= arrived.previous != held.revision;
+                continue;
             }
             if arrived.previous != held.revision || self.distrusted.contains(topic) {
                 return Judgement::Stuck(Incident::Gap { topic: topic.clone() });
@@ -158,6 +161,9 @@ impl Reader {
         }
         if covered == batch.deltas.len() {
             return Judgement::Covered;
+        }
+        if restarted && let Some(topic) = self.left_behind(batch) {
+            return Judgement::Stuck(Incident::Gap { topic });
         }
         if !self.is_complete(cut, batch) {
             return Judgement::Incomplete;
@@ -173,6 +179,12 @@ impl Reader {
         }
         let gains = self.would_gain(batch);
         if gains.is_empty() { Judgement::Ready } else { Judgement::Gains(gains) }
+    }
+
+    /// A topic held with a revision that the batch does not renew.
+    fn left_behind(&self, batch: &Batch) -> Option<Topic> {
+        let renewed = |topic: &Topic| batch.deltas.get(topic).is_some_and(|arrived| arrived.delta.edit == Edit::Reset);
+        self.held.0.iter().find(|(topic, held)| held.revision != 0 && !renewed(topic)).map(|(topic, _)| topic.clone())
     }
 
     /// Whether everything of the batch that this host follows has arrived.

@@ -1,0 +1,14 @@
+//! A simulated bus for the machines: one thread, a simulated clock, everything random drawn from one seed.
+//!
+//! It loses, delays, duplicates and reorders messages, crashes hosts and controllers, partitions them, restarts the server with and
+//! without its stream, and answers publishes late, wrongly or not at all. [`check`] watches every state a host exposes, and
+//! compares the end with what was desired. A failure names its seed, and the seed replays it.
+
+mod bus;
+mod check;
+mod policy;
+#[cfg(test)]
+mod tests;
+
+pub use bus::{Faults, Outcome, World};
+pub use policy::Universe;
