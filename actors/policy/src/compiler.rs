@@ -32,7 +32,8 @@ use crate::topic::{Scope, Topic};
 use pending::Pending;
 use table::{Counts, Idle, Table};
 
-/// What a batch of events leads to. Topics are sorted and distinct in both lists.
+/// What a batch of events leads to. In both lists topics are distinct and in a fixed order: scopes, hosts, rules, members, each by
+/// when the compiler first heard of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Change {
     pub edits: Vec<(Topic, Edit)>,

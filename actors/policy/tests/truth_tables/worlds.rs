@@ -281,7 +281,11 @@ pub fn run(table: &str) {
             "" | "check" => {}
             other => {
                 let found: Vec<String> = match other {
-                    "edits" => bench.change.edits.iter().map(|(topic, edit)| summary(topic, edit)).collect(),
+                    "edits" => {
+                        let sorted: BTreeMap<&Topic, &Edit> =
+                            bench.change.edits.iter().map(|(topic, edit)| (topic, edit)).collect();
+                        sorted.into_iter().map(|(topic, edit)| summary(topic, edit)).collect()
+                    }
                     "gained" => said(&meaning(&bench.before, &bench.world).gained),
                     "lost" => said(&meaning(&bench.before, &bench.world).lost),
                     "hosts" => meaning(&bench.before, &bench.world).hosts.iter().map(ToString::to_string).collect(),
