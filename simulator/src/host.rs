@@ -163,9 +163,7 @@ fn republished(message: &MessageFrame<'_>) -> Option<(u64, u64)> {
             _ => {}
         }
     }
-    let stored_as = subject?.strip_prefix(subjects::WRITE_ALL.trim_end_matches('>'))?;
-    let arrived_as = message.subject.strip_prefix(subjects::READ_ALL.trim_end_matches('>'))?;
-    if stream != Some(streams::TOPICS.name) || stored_as != arrived_as {
+    if stream != Some(streams::TOPICS.name) || !subjects::is_republished(subject?, message.subject) {
         return None;
     }
     Some((revision?, previous?))

@@ -43,6 +43,22 @@ fn wire_reaches_its_figures() {
 }
 
 #[test]
+fn fanout_measures_both_kinds_of_rounds() {
+    let results = bench(&["fanout", "--hosts", "10", "--rounds", "2"]);
+    let names = ["hosts", "raw_last_ms_p50", "raw_last_ms_p99", "ours_last_ms_p50", "ours_last_ms_p99", "ratio"];
+    assert_eq!(results["hosts"], 10);
+    assert!(numbers(&results, names).into_iter().all(|found| found > 0.0), "{results}");
+}
+
+#[test]
+fn join_measures_both_ways() {
+    let results = bench(&["join", "--hosts", "10", "--topics", "20", "--rounds", "1"]);
+    let names = ["hosts", "topics", "bytes_per_host", "ours_ms", "direct_get_ms", "ratio", "synced_ms"];
+    assert_eq!((&results["hosts"], &results["topics"]), (&10.into(), &20.into()));
+    assert!(numbers(&results, names).into_iter().all(|found| found > 0.0), "{results}");
+}
+
+#[test]
 fn a_table_goes_to_people() {
     let output = Command::new(env!("CARGO_BIN_EXE_groupcast-sim")).args(["bench", "wire"]).output().expect("groupcast-sim runs");
     let text = String::from_utf8(output.stdout).expect("text");

@@ -16,7 +16,7 @@ use groupcast_topics::reader::{Commit, Incident, Reader, Settings};
 use hdrhistogram::Histogram;
 
 use super::controller::Controller;
-use super::fleet::{self, Finish};
+use super::fleet::{self, Finish, Incidents};
 use super::{Report, bus, fixture, say};
 use crate::host::{Command, Host, Observer};
 use crate::lean::{self, MessageFrame};
@@ -45,6 +45,7 @@ const OURS: u8 = 2;
 struct Shared {
     phase: AtomicU8,
     finish: Finish,
+    incidents: Incidents,
     /// Headers and payload of one real delta: what the plain messages consist of.
     sample: OnceLock<(Vec<u8>, Vec<u8>)>,
 }
@@ -66,8 +67,7 @@ impl Observer for Watch {
     }
 
     fn on_incident(&mut self, incident: Incident) {
-        // Anything repaired here would make the measurement one of something else.
-        say(format_args!("a host reports: {incident:?}"));
+        self.0.incidents.add(&incident);
     }
 }
 
@@ -98,7 +98,9 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
     for member in &fleet {
         member.commands.send(Command::Start);
     }
-    shared.finish.wait().await?;
+    let synced = shared.finish.wait().await;
+    shared.incidents.say();
+    synced?;
     // Every host looks again whether it missed something while it subscribed, the last time after five seconds.
     let last_recheck = Settings::default().rechecks_ms.into_iter().max().unwrap_or(0);
     tokio::time::sleep(Duration::from_millis(last_recheck) + SETTLE).await;
@@ -133,6 +135,7 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         }
     }
     shared.phase.store(SYNCING, Ordering::SeqCst);
+    shared.incidents.say();
     check_equal(fleet, &topic, joined as usize).await?;
 
     let ms = |micros: u64| micros as f64 / 1000.0;

@@ -1,5 +1,6 @@
 //! Many hosts on one server, and the moment the last of them is there.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -7,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use futures::{StreamExt, TryStreamExt};
+use groupcast_bus_config::server::Server;
+use groupcast_topics::reader::Incident;
 use tokio::sync::Notify;
 
 use crate::lean::{ConnectOptions, Connection};
@@ -35,6 +38,35 @@ pub async fn connect(address: SocketAddr, count: usize) -> anyhow::Result<Vec<Co
         .try_collect()
         .await
         .context("connecting the hosts")
+}
+
+/// What hosts had to repair, by kind. Anything here makes the measurement one of something else, so it is said.
+#[derive(Debug, Default)]
+pub struct Incidents(Mutex<BTreeMap<String, usize>>);
+
+impl Incidents {
+    pub fn add(&self, incident: &Incident) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(format!("{incident:?}")).or_default() += 1;
+    }
+
+    pub fn say(&self) {
+        for (incident, count) in std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)) {
+            super::say(format_args!("{count} times: {incident}"));
+        }
+    }
+}
+
+/// Processor time of this process and the server's so far: on a shared machine it says more than the clock.
+pub fn cpu(server: &Server) -> Duration {
+    let used = |pid: u32| -> Option<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name in parentheses may contain anything; the two times are the 12th and 13th word after it.
+        let mut words = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
+        Some(words.next()?.parse::<u64>().ok()? + words.next()?.parse::<u64>().ok()?)
+    };
+    let ticks = used(std::process::id()).unwrap_or(0) + server.pid().and_then(used).unwrap_or(0);
+    // Linux counts processor time for user space in hundredths of a second on every platform.
+    Duration::from_millis(ticks * 10)
 }
 
 /// Counts arrivals and keeps the time of the last.

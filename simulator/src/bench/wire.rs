@@ -90,7 +90,8 @@ async fn publish(writer: &mut Client, topic: &Topic, delta: &Delta, expected: u6
         resigning: false,
         leader: "bench".to_owned(),
     };
-    let id = format!("{batch:x}");
+    // As many characters as the controllers' batch ids have.
+    let id = format!("{batch:07x}");
     let expected = expected.to_string();
     let fence =
         [("Nats-Batch-Id", id.as_str()), ("Nats-Batch-Sequence", "1"), ("Nats-Expected-Last-Subject-Sequence", &expected)];
