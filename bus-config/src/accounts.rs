@@ -4,8 +4,11 @@
 //! Streams and controllers live in CTL, hosts in HOSTS. CTL hands to HOSTS the topics, orders and answers as streams and takes
 //! the hosts' requests as services; nothing else crosses. Why hosts must be apart: the server checks no permission on a reply
 //! field, so whoever may publish one subject that a stream captures, or one JetStream request, can have the answer published
-//! anywhere *in that account*. For the same reason a viewer, who lives in CTL, may publish nothing at all, and a gateway must be
-//! trusted with what CTL holds: its permissions keep a faulty one in its place, not one taken over.
+//! anywhere *in that account*. For the same reason a viewer, who lives in CTL, may publish nothing at all.
+//!
+//! A gateway has to write CATALOG and to ask JetStream, so in CTL its permissions keep a faulty gateway in its place, not one that
+//! was taken over: with `STREAM.MSG.GET` or an acknowledged write and a reply field it can have something stored on the leader's
+//! chain or a topic. It may define every policy anyway; what it gains is to do so past the leader and the audit.
 
 use std::time::Duration;
 
