@@ -1,6 +1,5 @@
 //! The real controller side of topics, on the benchmark's server.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -31,7 +30,7 @@ impl Controller {
         let (client, events) =
             connect::connect(connect::Options::new(&[server.url()], Role::Controller, &HostId::new("bench")?)).await?;
         streams::ensure(&client, 1).await?;
-        let node = spawn_node(client, events, Settings::default(), 1, 1, Box::new(HashMap::new));
+        let node = spawn_node(client, events, Settings::default(), 1, 1, Box::new(Default::default));
         let mut leading = node.leading();
         let led = tokio::time::timeout(LEADING_DEADLINE, leading.wait_for(Option::is_some)).await;
         led.context("the controller did not come to lead a fresh bus")??;
