@@ -1,6 +1,6 @@
 //! A bus that belongs to one test: a server or a cluster of three, with controllers (nodes) and hosts (readers) on it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use groupcast_policy::topic::Topic;
 use groupcast_topics::batch::{Proposal, Refused};
 use groupcast_topics::nats::{NodeHandle, ReaderHandle, spawn_node, spawn_reader};
 use groupcast_topics::node::{self, Committed};
-use groupcast_topics::reader;
+use groupcast_topics::{Map, reader};
 
 /// Nothing a test waits for takes longer than this on a slow machine; whatever does is broken.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -30,7 +30,7 @@ pub struct World {
     pub bus: Bus,
     pub replicas: usize,
     /// What should be published, for controllers that have to begin from scratch.
-    pub desired: Arc<Mutex<HashMap<Topic, Document>>>,
+    pub desired: Arc<Mutex<Map<Topic, Document>>>,
     pub lease_ms: u64,
     seed: u64,
 }

@@ -4,7 +4,8 @@
 //! host follows has reached the change's revision. Hosts that stay behind are nudged with what they should have: republish is at
 //! most once, and a nudge is what makes up for it.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use crate::Map;
+use std::collections::{BTreeMap, VecDeque};
 
 use groupcast_messages::{Ack, Cut, HostState, NUDGE_TOPICS_MAX, Nudge};
 use groupcast_policy::ids::HostId;
@@ -73,14 +74,14 @@ impl Progress {
 pub struct Convergence {
     settings: Settings,
     cut: Cut,
-    hosts: HashMap<HostId, Host>,
+    hosts: Map<HostId, Host>,
     batches: BTreeMap<u64, Batch>,
     next: u64,
 }
 
 impl Convergence {
     pub fn new(settings: Settings) -> Self {
-        Self { settings, cut: Cut::default(), hosts: HashMap::new(), batches: BTreeMap::new(), next: 0 }
+        Self { settings, cut: Cut::default(), hosts: Map::default(), batches: BTreeMap::new(), next: 0 }
     }
 
     /// A batch was committed; from now on its span is waited for.

@@ -1,6 +1,7 @@
 //! Everything that is published: all documents at one cut, with enough of the recent past to bring a host up to date by deltas.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use crate::Map;
+use std::collections::{BTreeSet, VecDeque};
 
 use groupcast_messages::{
     Answer, Ask, ChunkWriter, Cut, Delta, ENTROPY_TOPICS_MAX, EntropyAnswer, EntropyCheck, Past, TopicRef, entropy_item,
@@ -75,8 +76,8 @@ pub enum Unfit {
 
 #[derive(Debug, Clone, Default)]
 pub struct Replica {
-    topics: HashMap<Topic, Kept>,
-    by_hash: HashMap<TopicHash, Topic>,
+    topics: Map<Topic, Kept>,
+    by_hash: Map<TopicHash, Topic>,
     cut: Cut,
     /// The term under which this life of the stream began.
     since: u64,

@@ -8,9 +8,8 @@ use async_nats::jetstream::{Context, message::PublishMessage};
 use async_nats::{Client, HeaderMap};
 use futures::StreamExt;
 use groupcast_bus_config::{streams, subjects};
-use groupcast_policy::topic::Topic;
 
-use crate::node::{Fate, Head, Publish};
+use crate::node::{Fate, Head, Publish, Records};
 
 /// What a leader's batch is refused with when another lead message came first.
 const WRONG_LAST_SEQUENCE: u64 = 10_071;
@@ -114,8 +113,8 @@ impl Js {
         Some(term)
     }
 
-    /// The last message of every topic.
-    pub async fn read_records(&self) -> Option<Vec<(Topic, u64, Vec<u8>)>> {
+    /// The last message of every subject.
+    pub async fn read_records(&self) -> Option<Records> {
         let stream = self.topics().await.ok()?;
         let config = pull::OrderedConfig {
             deliver_policy: DeliverPolicy::LastPerSubject,
@@ -124,14 +123,16 @@ impl Js {
         };
         let consumer = stream.create_consumer(config).await.ok()?;
         let mut messages = consumer.messages().await.ok()?;
-        let mut records = Vec::new();
+        let mut records = Records::default();
         // The lead message is always there, so there is at least one.
         loop {
             let message = tokio::time::timeout(self.timeout, messages.next()).await.ok()??.ok()?;
             let info = message.info().ok()?;
             let (sequence, pending) = (info.stream_sequence, info.pending);
-            if let Some(topic) = subjects::parse_write(&message.subject) {
-                records.push((topic, sequence, message.payload.to_vec()));
+            if message.subject.as_str() == subjects::LEAD_WRITE {
+                records.head = Some((sequence, message.payload.to_vec()));
+            } else if let Some(topic) = subjects::parse_write(&message.subject) {
+                records.topics.push((topic, sequence, message.payload.to_vec()));
             }
             if pending == 0 {
                 return Some(records);

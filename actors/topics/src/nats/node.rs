@@ -1,6 +1,6 @@
 //! Runs a [`Node`] on a connection, with the convergence of what it publishes.
 
-use std::collections::HashMap;
+use crate::Map;
 use std::time::Duration;
 
 use async_nats::{Client, HeaderMap, Message, Subject};
@@ -16,7 +16,7 @@ use super::js::Js;
 use super::{Clock, Link, MAILBOX_MAX, Republished, link, topic_of};
 use crate::batch::{Proposal, Refused};
 use crate::convergence::{self, Convergence};
-use crate::node::{Committed, Effect, Event, Fate, Head, Node, Request, Settings};
+use crate::node::{Committed, Effect, Event, Fate, Head, Node, Records, Request, Settings};
 
 /// Controllers share the hosts' requests.
 const SERVICE_GROUP: &str = "snap";
@@ -25,7 +25,7 @@ const SERVICE_GROUP: &str = "snap";
 const FROM: &str = "Gc-From";
 
 /// What should be published, compiled from scratch; called when no copy of what was published exists any more.
-pub type Desired = Box<dyn FnMut() -> HashMap<Topic, Document> + Send>;
+pub type Desired = Box<dyn FnMut() -> Map<Topic, Document> + Send>;
 
 type Inspect = Box<dyn FnOnce(&mut Node, &Convergence) + Send>;
 
@@ -103,9 +103,9 @@ pub fn spawn_node(
         leading: leading_sender,
         desired,
         done,
-        proposals: HashMap::new(),
+        proposals: Map::default(),
         next_proposal: seed & 0xffff,
-        replies: HashMap::new(),
+        replies: Map::default(),
         next_reply: 0,
         attempts: seed,
         peer: None,
@@ -124,7 +124,7 @@ enum Done {
     Head(Option<Head>),
     Term(Option<u64>),
     Published(u64, Fate),
-    Records(Option<Vec<(Topic, u64, Vec<u8>)>>),
+    Records(Option<Records>),
 }
 
 /// Where an answer goes.
@@ -143,9 +143,9 @@ struct Shell {
     desired: Desired,
     done: mpsc::UnboundedSender<Done>,
     /// The caller's number and where it waits, by the number used here.
-    proposals: HashMap<u64, (u64, oneshot::Sender<Result<Committed, Refused>>)>,
+    proposals: Map<u64, (u64, oneshot::Sender<Result<Committed, Refused>>)>,
     next_proposal: u64,
-    replies: HashMap<u64, ReplyTo>,
+    replies: Map<u64, ReplyTo>,
     next_reply: u64,
     attempts: u64,
     /// The controller whose answer is being followed.

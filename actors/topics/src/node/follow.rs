@@ -4,13 +4,14 @@
 //! whether it has everything. What is missing comes from another controller; if there is none, the stream's last messages give
 //! revisions and digests, and the contents are compiled from scratch.
 
-use std::collections::{BTreeMap, HashMap};
+use crate::Map;
+use std::collections::BTreeMap;
 
 use groupcast_messages::{Answer, Ask, Body, Cut, Delta, Lead, TopicRef};
 use groupcast_policy::doc::{Digest, Document, Edit};
 use groupcast_policy::topic::Topic;
 
-use super::{Effect, Incident, Node};
+use super::{Effect, Incident, Node, Records};
 use crate::batch::Proposal;
 use crate::replica::{PublishedDelta, Replica};
 
@@ -21,6 +22,15 @@ pub const BUFFERED_MESSAGES_MAX: usize = 200_000;
 enum Arrived {
     Lead { previous: u64, lead: Lead },
     Delta { topic: Topic, delta: Box<Delta>, payload: Vec<u8> },
+}
+
+impl Arrived {
+    fn term(&self) -> u64 {
+        match self {
+            Arrived::Lead { lead, .. } => lead.term,
+            Arrived::Delta { delta, .. } => delta.term,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -40,7 +50,7 @@ enum State {
     WaitingForDesired {
         cut: Cut,
         since: u64,
-        records: HashMap<Topic, (u64, Digest)>,
+        records: Map<Topic, (u64, Digest)>,
     },
     Synced,
 }
@@ -129,6 +139,11 @@ impl Node {
                 self.follow.gap_since_ms = None;
                 return;
             };
+            if first.term() < cut.term {
+                // Of a stream that is gone, or of a leader that was deposed: never to be applied.
+                self.follow.buffer.pop_first();
+                continue;
+            }
             let next = match first {
                 Arrived::Lead { previous, lead } if *previous == cut.lead && lead.term >= cut.term => lead.clone(),
                 _ => {
@@ -176,7 +191,7 @@ impl Node {
                     followers.edit(&batch[0].topic, edit, &self.replica);
                 }
             } else {
-                let mut overlay = Overlay { replica: &self.replica, changed: HashMap::new() };
+                let mut overlay = Overlay { replica: &self.replica, changed: Map::default() };
                 for message in batch {
                     let edit = message.meaning.as_ref().unwrap_or(&message.delta.edit);
                     if *edit == Edit::Reset || matches!(message.topic, Topic::Members(_)) || edit.is_empty() {
@@ -220,7 +235,7 @@ impl Node {
             return;
         }
         let chunks = std::mem::take(&mut parts.chunks);
-        let mut documents: HashMap<Topic, (u64, Document)> = HashMap::new();
+        let mut documents: Map<Topic, (u64, Document)> = Map::default();
         let mut cut = Cut::default();
         let mut sound = true;
         for entry in chunks.into_values().flat_map(|chunk| {
@@ -257,29 +272,32 @@ impl Node {
         }
     }
 
-    pub(super) fn records_read(&mut self, records: Option<Vec<(Topic, u64, Vec<u8>)>>, now_ms: u64) {
+    pub(super) fn records_read(&mut self, records: Option<Records>, now_ms: u64) {
         if !matches!(self.follow.state, State::ReadingRecords { .. }) {
             return;
         }
-        let Some(records) = records else {
-            return self.fetch(now_ms);
+        let head = records.as_ref().and_then(|records| records.head.as_ref());
+        let lead = head.and_then(|(sequence, payload)| Some((*sequence, Lead::decode(payload).ok()?)));
+        let (Some((sequence, lead)), Some(records)) = (lead, records) else {
+            self.follow.retry_ms = Some(now_ms + self.settings.gap_wait_ms);
+            self.follow.state = State::Starting;
+            return;
         };
-        let mut known = HashMap::with_capacity(records.len());
-        let mut cut = Cut::default();
-        for (topic, revision, payload) in records {
+        let mut known = Map::with_capacity_and_hasher(records.topics.len(), Default::default());
+        let cut = Cut { term: lead.term, lead: sequence };
+        for (topic, revision, payload) in records.topics {
             let Ok(delta) = Delta::decode(&topic, &payload) else {
                 self.out.push(Effect::Report(Incident::Malformed { at: revision }));
                 continue; // not adopted: it will be published anew
             };
-            cut = cut.max(Cut { term: delta.term, lead: revision.saturating_sub(u64::from(delta.position)) });
             known.insert(topic, (revision, delta.digest));
         }
-        self.follow.state = State::WaitingForDesired { cut, since: self.follow.since, records: known };
+        self.follow.state = State::WaitingForDesired { cut, since: lead.since, records: known };
         self.out.push(Effect::WantDesired);
     }
 
     /// What was published is adopted where the digests agree; the rest will be published by reference once this node leads.
-    pub(super) fn desired(&mut self, desired: HashMap<Topic, Document>, now_ms: u64) {
+    pub(super) fn desired(&mut self, desired: Map<Topic, Document>, now_ms: u64) {
         let State::WaitingForDesired { cut, since, records } = &mut self.follow.state else { return };
         let (cut, since, mut records) = (*cut, *since, std::mem::take(records));
         let mut documents = Vec::with_capacity(desired.len());
@@ -402,7 +420,7 @@ impl Node {
 /// The replica with some documents as they will be.
 struct Overlay<'a> {
     replica: &'a Replica,
-    changed: HashMap<Topic, Document>,
+    changed: Map<Topic, Document>,
 }
 
 impl groupcast_policy::needs::Documents for Overlay<'_> {

@@ -9,8 +9,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
-
+use crate::Map;
 use groupcast_messages::{Cut, Lead};
 use groupcast_policy::doc::Document;
 use groupcast_policy::ids::HostId;
@@ -90,6 +89,13 @@ pub enum Request {
 /// The last lead message in the stream: its sequence and content.
 pub type Head = Option<(u64, Vec<u8>)>;
 
+/// What a stream of last messages tells: the head, and of every topic the last revision and message.
+#[derive(Debug, Default)]
+pub struct Records {
+    pub head: Head,
+    pub topics: Vec<(Topic, u64, Vec<u8>)>,
+}
+
 #[derive(Debug)]
 pub enum Event<'a> {
     /// Connected or reconnected, everything subscribed and flushed.
@@ -121,10 +127,10 @@ pub enum Event<'a> {
     Answer(&'a [u8]),
     /// Nobody answers [`Effect::AskReplica`].
     NoPeer,
-    /// Answer to [`Effect::ReadRecords`]: the last message of every topic.
-    Records(Option<Vec<(Topic, u64, Vec<u8>)>>),
+    /// Answer to [`Effect::ReadRecords`].
+    Records(Option<Records>),
     /// What should be published, compiled from scratch: asked for by [`Effect::WantDesired`].
-    Desired(HashMap<Topic, Document>),
+    Desired(Map<Topic, Document>),
     Request {
         id: u64,
         request: Request,

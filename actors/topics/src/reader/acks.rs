@@ -1,7 +1,6 @@
 //! Acknowledgements are state: what is in force now, not a log of what happened, so a lost one is made good by the next.
 
-use std::collections::HashMap;
-
+use crate::Map;
 use groupcast_messages::{ACK_TOPICS_MAX, Ack, HostState};
 use groupcast_policy::topic::TopicHash;
 
@@ -10,11 +9,11 @@ use super::{Effect, Reader};
 #[derive(Debug, Default)]
 pub(super) struct Acks {
     /// Committed, not known to be in force: revision and the commit that brought it.
-    committed: HashMap<TopicHash, (u64, u64)>,
+    committed: Map<TopicHash, (u64, u64)>,
     /// In force, not acknowledged.
-    in_force: HashMap<TopicHash, u64>,
+    in_force: Map<TopicHash, u64>,
     /// What was acknowledged, kept to repeat it when asked.
-    sent: HashMap<TopicHash, u64>,
+    sent: Map<TopicHash, u64>,
     next_ms: u64,
 }
 

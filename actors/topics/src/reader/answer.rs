@@ -1,6 +1,7 @@
 //! Answers of the snapshot service: put together from chunks, staged until the closure is followed whole, installed in one commit.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use crate::Map;
+use std::collections::{BTreeMap, BTreeSet};
 
 use groupcast_messages::{Answer, Body, Chunk, Cut, Delta, Past, TopicRef};
 use groupcast_policy::doc::{Digest, Document};
@@ -50,9 +51,9 @@ enum News {
 }
 
 /// Joins the parts of documents that were split over chunks.
-fn items(asked: &[Topic], assembly: Assembly) -> Result<(Cut, HashMap<Topic, Item>), &'static str> {
-    let mut items: HashMap<Topic, Item> = HashMap::new();
-    let mut open: HashMap<Topic, (Document, Digest)> = HashMap::new();
+fn items(asked: &[Topic], assembly: Assembly) -> Result<(Cut, Map<Topic, Item>), &'static str> {
+    let mut items: Map<Topic, Item> = Map::default();
+    let mut open: Map<Topic, (Document, Digest)> = Map::default();
     let mut cut = Cut { term: 0, lead: 0 };
     for chunk in assembly.chunks.into_values() {
         cut = chunk.cut;
@@ -159,7 +160,7 @@ impl Reader {
         // Within one term revisions compare, and this host may have moved on since it asked. Under a higher term it cannot
         // have: then the answer alone counts.
         let comparable = cut.term == self.term();
-        let mut listed = HashMap::with_capacity(items.len());
+        let mut listed = Map::with_capacity_and_hasher(items.len(), Default::default());
         for (topic, item) in items {
             if item.needed {
                 listed.insert(topic.clone(), item.revision);
@@ -223,7 +224,7 @@ impl Reader {
     }
 
     /// All topics at once to the answer's cut.
-    fn install(&mut self, cut: Cut, listed: HashMap<Topic, u64>, now_ms: u64) {
+    fn install(&mut self, cut: Cut, listed: Map<Topic, u64>, now_ms: u64) {
         let first = self.cut.is_none();
         let mut staged = std::mem::take(&mut self.repair.staged);
         let mut commit = self.new_commit(cut);

@@ -1,6 +1,7 @@
 //! Deltas that have arrived and wait for the rest of their batch; committing a batch.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use crate::Map;
+use std::collections::{BTreeMap, BTreeSet};
 
 use groupcast_messages::{Companions, Cut, Delta};
 use groupcast_policy::doc::{Document, Edit, EditError};
@@ -222,7 +223,7 @@ impl Reader {
         let (Some(first), second) = (edits.next(), edits.next()) else { return BTreeSet::new() };
         let Some(second) = second else { return self.needs.would_gain(first.0, first.1, &self.held) };
         // Several documents that refer to each other change at once: play it through on the side.
-        let mut overlay = Overlay { store: &self.held, changed: HashMap::new() };
+        let mut overlay = Overlay { store: &self.held, changed: Map::default() };
         let mut needs: Needs = self.needs.clone();
         let mut gained = BTreeSet::new();
         for (topic, edit) in [first, second].into_iter().chain(edits) {
@@ -310,7 +311,7 @@ impl Reader {
 
 struct Overlay<'a> {
     store: &'a Store,
-    changed: HashMap<Topic, Document>,
+    changed: Map<Topic, Document>,
 }
 
 impl Documents for Overlay<'_> {

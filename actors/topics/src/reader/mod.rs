@@ -14,7 +14,8 @@ mod repair;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use crate::Map;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use groupcast_messages::{Cut, DecodeError};
 use groupcast_policy::doc::{Document, Edit};
@@ -166,7 +167,7 @@ struct Held {
 }
 
 #[derive(Debug, Default)]
-struct Store(HashMap<Topic, Held>);
+struct Store(Map<Topic, Held>);
 
 impl Documents for Store {
     fn document(&self, topic: &Topic) -> Option<&Document> {
@@ -187,8 +188,8 @@ pub struct Reader {
     random: Random,
     connected: bool,
     /// Subscribed topics and the flush after which they are in effect.
-    subscribed: HashMap<Topic, u64>,
-    by_hash: HashMap<TopicHash, Topic>,
+    subscribed: Map<Topic, u64>,
+    by_hash: Map<TopicHash, Topic>,
     flush_sent: u64,
     flush_done: u64,
     held: Store,
@@ -213,8 +214,8 @@ impl Reader {
             settings,
             random: Random::new(seed),
             connected: false,
-            subscribed: HashMap::new(),
-            by_hash: HashMap::new(),
+            subscribed: Map::default(),
+            by_hash: Map::default(),
             flush_sent: 0,
             flush_done: 0,
             held: Store::default(),

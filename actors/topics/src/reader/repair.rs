@@ -28,7 +28,7 @@ pub(super) struct Repair {
     /// Requests in a row that did not help.
     failures: u32,
     /// What answers have brought so far and is not installed, because the closure was not followed whole yet.
-    pub staged: std::collections::HashMap<Topic, super::Held>,
+    pub staged: crate::Map<Topic, super::Held>,
 }
 
 impl Repair {

@@ -1,6 +1,7 @@
 //! The simulated server, its connections and the schedule of everything.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use crate::Map;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use groupcast_policy::doc::Document;
 use groupcast_policy::needs::needed;
@@ -93,7 +94,7 @@ enum Message {
         batch: u64,
         fate: Fate,
     },
-    Records(Vec<(Topic, u64, Vec<u8>)>),
+    Records(node::Records),
     /// A peer asks for everything; the answer goes back to it.
     PeerAnswer(Vec<u8>),
     Connected,
@@ -114,7 +115,7 @@ impl Message {
             Message::Head(head) => format!("head {:?}", head.as_ref().map(|(sequence, _)| sequence)),
             Message::Term(term) => format!("term {term:?}"),
             Message::Published { batch, fate } => format!("published {batch} {fate:?}"),
-            Message::Records(records) => format!("{} records", records.len()),
+            Message::Records(records) => format!("{} records", records.topics.len()),
             Message::PeerAnswer(_) => "answer of a peer".to_owned(),
             Message::Connected => "connected".to_owned(),
             Message::Disconnected => "disconnected".to_owned(),
@@ -146,7 +147,7 @@ struct HostState {
 struct NodeState {
     node: Node,
     convergence: Convergence,
-    replies: HashMap<u64, Reply>,
+    replies: Map<u64, Reply>,
     /// The desired state and the cut that were last seen to agree.
     compiled: (u64, groupcast_messages::Cut),
 }
@@ -170,7 +171,7 @@ struct Connection {
 struct Stream {
     sequence: u64,
     head: node::Head,
-    last: HashMap<Topic, (u64, Vec<u8>)>,
+    last: Map<Topic, (u64, Vec<u8>)>,
 }
 
 /// What a run showed, for those who want to see that it was not idle.
@@ -195,11 +196,11 @@ pub struct World {
     next_step: u64,
     hosts: Vec<HostState>,
     nodes: Vec<NodeState>,
-    connections: HashMap<Peer, Connection>,
+    connections: Map<Peer, Connection>,
     stream: Option<Stream>,
     catalog_term: u64,
     history: History,
-    desired: HashMap<Topic, Document>,
+    desired: Map<Topic, Document>,
     desired_version: u64,
     server_life: u64,
     trace: bool,
@@ -219,11 +220,11 @@ impl World {
             next_step: 0,
             hosts: Vec::new(),
             nodes: Vec::new(),
-            connections: HashMap::new(),
+            connections: Map::default(),
             stream: None,
             catalog_term: 0,
             history: History::default(),
-            desired: HashMap::new(),
+            desired: Map::default(),
             desired_version: 0,
             server_life: 0,
             trace: std::env::var_os("GROUPCAST_TRACE").is_some(),
@@ -377,7 +378,7 @@ impl World {
         NodeState {
             node: Node::new(settings, self.random.next()),
             convergence: Convergence::new(convergence::Settings::default()),
-            replies: HashMap::new(),
+            replies: Map::default(),
             compiled: Default::default(),
         }
     }
@@ -719,8 +720,10 @@ impl World {
                     }
                 }
                 Effect::ReadRecords if up => {
-                    let records =
+                    let topics =
                         self.stream.iter().flat_map(|s| s.last.iter().map(|(t, (q, p))| (t.clone(), *q, p.clone()))).collect();
+                    let head = self.stream.as_ref().and_then(|stream| stream.head.clone());
+                    let records = node::Records { head, topics };
                     self.send(me, Message::Records(records));
                 }
                 Effect::WantDesired => {

@@ -1,6 +1,7 @@
 //! What must never happen, checked at every state a host exposes, and what must be so in the end.
 
-use std::collections::{BTreeMap, HashMap};
+use crate::Map;
+use std::collections::BTreeMap;
 
 use groupcast_messages::{Cut, Delta, Lead};
 use groupcast_policy::doc::{Digest, Document};
@@ -20,7 +21,7 @@ struct Batch {
 struct Life {
     since: u64,
     batches: Vec<Batch>,
-    digests: HashMap<(Topic, u64), Digest>,
+    digests: Map<(Topic, u64), Digest>,
 }
 
 /// Everything that was ever committed.
@@ -73,7 +74,7 @@ impl History {
     pub fn check(&self, reader: &Reader, exact: bool) -> Result<(), String> {
         let Some(cut) = reader.cut() else { return Ok(()) };
         let life = self.life_of(cut.term).ok_or_else(|| format!("{cut:?} is of no life of the stream"))?;
-        let held: HashMap<&Topic, (u64, &Document)> =
+        let held: Map<&Topic, (u64, &Document)> =
             reader.documents().map(|(topic, document)| (topic, (reader.revision(topic).unwrap_or(0), document))).collect();
         for (topic, (revision, document)) in &held {
             let published = match revision {
@@ -84,7 +85,7 @@ impl History {
                 return Err(format!("{topic} at revision {revision} is not what was published there ({published:?}, {cut:?})"));
             }
         }
-        let mut latest: HashMap<&Topic, u64> = HashMap::new();
+        let mut latest: Map<&Topic, u64> = Map::default();
         for batch in &life.batches {
             let (mut with, mut without) = (Vec::new(), Vec::new());
             for (topic, revision) in &batch.topics {

@@ -1,6 +1,6 @@
 //! Random policies over a small universe, so that documents refer to each other and change together.
 
-use std::collections::HashMap;
+use crate::Map;
 use std::net::{IpAddr, Ipv4Addr};
 
 use groupcast_policy::doc::{Content, Document, Enforced, Phase, Phases, Placement, Rules};
@@ -32,7 +32,7 @@ fn group(number: u64) -> GroupId {
 
 impl Universe {
     /// Changes a few documents of `desired`, now and then very many at once.
-    pub(super) fn change(&self, desired: &mut HashMap<Topic, Document>, random: &mut Random) {
+    pub(super) fn change(&self, desired: &mut Map<Topic, Document>, random: &mut Random) {
         let count = match random.below(20) {
             0 => 40 + random.below(20),
             n => 1 + n % 4,
