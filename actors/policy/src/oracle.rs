@@ -282,3 +282,6 @@ fn tier(reach: &Reach) -> crate::model::Tier {
         Reach::Entry => crate::model::Tier::Workload,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,8 +5,8 @@ use crate::normal::{Impossible, PORT_MIN};
 use crate::packet::{ICMP, ICMPV6, has_ports};
 use crate::rule::{Action, Direction, Remote, Rule, Traffic};
 
-/// Longest text of one rule in bytes: room for `REMOTES_MAX` IPv6 ranges would be more, but no operator reads such a line.
-pub const RULE_TEXT_LEN_MAX: usize = 256 * 1024;
+/// Longest text of one rule in bytes: `REMOTES_MAX` IPv6 ranges, the longest a dialect can make, are half of it.
+pub const RULE_TEXT_LEN_MAX: usize = 1024 * 1024;
 /// Most items in one list of remotes.
 pub const REMOTES_MAX: usize = 6_000;
 /// Most items in one list of ports.

@@ -3,7 +3,7 @@
 //! Rules are egress allows. `globally_enabled` and the space relationships become bindings; a group that is global and bound to
 //! a space too counts once, because the union of its bindings does. `-1` as ICMP type or code means any.
 
-use super::group::{GROUP_RULES_MAX, NAME_LEN_MAX};
+use super::group::{BINDINGS_MAX, DESCRIPTION_LEN_MAX, GROUP_RULES_MAX, NAME_LEN_MAX};
 use super::{Node, Problem, reader::Reader};
 use crate::doc::{Enforced, Phases};
 use crate::ids::{GroupId, SourceId, SpaceId};
@@ -49,7 +49,8 @@ fn read(reader: &mut Reader, source: &SourceId, resource: &Node) -> Option<Group
             bindings.push(Binding { target: Target::Global, phases });
         }
         let data = resource.get("relationships").and_then(|node| node.get(spaces)).and_then(|node| node.get("data"));
-        for (index, space) in reader.list(data, spaces, usize::MAX).iter().enumerate() {
+        // Two lists of spaces make one list of bindings.
+        for (index, space) in reader.list(data, spaces, BINDINGS_MAX / 2 - 1).iter().enumerate() {
             let at = format!("relationships.{spaces}.data[{index}].guid");
             let guid = reader.text(space.get("guid"), &at);
             match reader.required(guid, space.get("guid"), &at, "the space's guid").map(SpaceId::new) {
@@ -100,7 +101,7 @@ fn read_rule(reader: &mut Reader, node: &Node) -> Option<GroupRule> {
     let destination = destination(reader, node.get("destination"), kind);
     let traffic = traffic(reader, node, kind);
     let log = reader.flag(node.get("log"), "log", false);
-    let description = reader.text(node.get("description"), "description").unwrap_or_default().to_string();
+    let description = reader.remark(node.get("description"), "description", DESCRIPTION_LEN_MAX);
     let (traffic, remote) = (traffic?, destination?);
     if reader.count() > before {
         return None;

@@ -3,7 +3,7 @@
 //! Equal meaning becomes equal data: `6` is `tcp`, `0.0.0.0/0` is nothing, ports 1 to 65535 are nothing, protocol 0 is any. A
 //! port names its groups itself. Host names may hold dots, ids may not: dots become `_`.
 
-use super::group::{GROUP_RULES_MAX, NAME_LEN_MAX, STATIC_MEMBERS_MAX};
+use super::group::{DESCRIPTION_LEN_MAX, GROUP_RULES_MAX, NAME_LEN_MAX, STATIC_MEMBERS_MAX};
 use super::{Node, Problem, reader::Reader};
 use crate::doc::Enforced;
 use crate::ids::{GroupId, HostId, NetworkId, SourceId, SpaceId, WorkloadId};
@@ -101,7 +101,7 @@ fn read_rule(reader: &mut Reader, source: &SourceId, node: &Node) -> Option<Grou
     };
     let traffic = read_traffic(reader, node, family);
     let remote = read_remote(reader, source, node, family);
-    let description = reader.text(node.get("description"), "description").unwrap_or_default().to_string();
+    let description = reader.remark(node.get("description"), "description", DESCRIPTION_LEN_MAX);
     let (traffic, remote) = (traffic?, remote?);
     if reader.count() > before {
         return None;

@@ -123,6 +123,12 @@ impl Reader {
         Some(text.to_string())
     }
 
+    /// Words of a foreign system that change no meaning: fitted into `max` characters of one line rather than refused.
+    pub fn remark(&mut self, node: Option<&Node>, field: &str, max: usize) -> String {
+        let text = self.text(node, field).unwrap_or_default();
+        text.chars().take(max).map(|c| if c.is_control() { ' ' } else { c }).collect()
+    }
+
     pub fn parsed<T: FromStr<Err: Display>>(&mut self, node: Option<&Node>, field: &str) -> Option<T> {
         let number;
         let text = match node {

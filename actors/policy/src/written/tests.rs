@@ -163,3 +163,27 @@ fn neutron_rules_that_mean_the_same_collapse() {
     let problems = crate::check::duplicate_rules(&twice);
     assert_eq!(problems.iter().map(|p| (p.fault, p.rule)).collect::<Vec<_>>(), [(Fault::Conflict, Some(2))]);
 }
+
+/// A group read from a source is stored as our document: whatever the dialect accepts must be one.
+#[test]
+fn what_a_dialect_accepts_reads_back_as_ours() {
+    let source = crate::ids::SourceId::new("cf").unwrap();
+    // The longest lines there are: as many scattered IPv6 ranges as a rule may have.
+    let ranges: Vec<String> = (0..crate::text::REMOTES_MAX)
+        .map(|i| format!("2001:db8:ffff:ffff:{:x}:ffff:ffff:fff1-2001:db8:ffff:ffff:{:x}:ffff:ffff:fff9", i, i))
+        .collect();
+    let spaces: Vec<String> = (0..BINDINGS_MAX / 2 - 1).map(|i| format!(r#"{{"guid":"s{i}"}}"#)).collect();
+    let spaces = spaces.join(",");
+    let text = format!(
+        r#"{{"guid":"g","name":"n","rules":[{{"protocol":"tcp","ports":"1","destination":"{}","description":"two\nlines {}"}}],
+        "globally_enabled":{{"running":true,"staging":true}},
+        "relationships":{{"running_spaces":{{"data":[{spaces}]}},"staging_spaces":{{"data":[{spaces}]}}}}}}"#,
+        ranges.join(","),
+        "x".repeat(2 * DESCRIPTION_LEN_MAX)
+    );
+    let group = cloud_foundry::group(&source, &nodes(Format::Json, &text).unwrap()[0], 0).unwrap();
+    assert_eq!(group.bindings.len(), BINDINGS_MAX);
+    assert!(group.rules[0].description.starts_with("two lines x"));
+    let written = Written::Group(group);
+    assert_eq!(read(Format::Json, &written.write(Format::Json)), Ok(vec![written]));
+}
