@@ -12,6 +12,7 @@ use groupcast_policy::topic::Topic;
 use groupcast_topics::batch::Proposal;
 use groupcast_topics::nats::{NodeHandle, spawn_node};
 use groupcast_topics::node::{Committed, Settings};
+use tokio::runtime::{Builder, Runtime};
 
 /// How long a controller may take to lead a fresh bus.
 const LEADING_DEADLINE: Duration = Duration::from_secs(30);
@@ -19,30 +20,39 @@ const LEADING_DEADLINE: Duration = Duration::from_secs(30);
 /// Topics published in one change while a benchmark prepares: below the batch limit, and each host's tally beside them.
 const PREPARE_TOPICS_MAX: usize = 5_000;
 
+/// Runs on a thread of its own, as it is a process of its own in life: it must not queue behind thousands of hosts.
 pub struct Controller {
-    node: NodeHandle,
+    node: Option<NodeHandle>,
     change: u64,
+    runtime: Option<Runtime>,
 }
 
 impl Controller {
     /// Creates the streams, and returns when the controller leads.
     pub async fn start(server: &Server) -> anyhow::Result<Self> {
-        let (client, events) =
-            connect::connect(connect::Options::new(&[server.url()], Role::Controller, &HostId::new("bench")?)).await?;
-        streams::ensure(&client, 1).await?;
-        let node = spawn_node(client, events, Settings::default(), 1, 1, Box::new(Default::default));
+        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("controller").enable_all().build()?;
+        let mut controller = Self { node: None, change: 0, runtime: None };
+        let options = connect::Options::new(&[server.url()], Role::Controller, &HostId::new("bench")?);
+        let connecting = runtime.spawn(async move {
+            let (client, events) = connect::connect(options).await?;
+            streams::ensure(&client, 1).await?;
+            anyhow::Ok(spawn_node(client, events, Settings::default(), 1, 1, Box::new(Default::default)))
+        });
+        controller.runtime = Some(runtime);
+        let node = connecting.await??;
         let mut leading = node.leading();
+        controller.node = Some(node);
         let led = tokio::time::timeout(LEADING_DEADLINE, leading.wait_for(Option::is_some)).await;
         led.context("the controller did not come to lead a fresh bus")??;
-        drop(leading);
-        Ok(Self { node, change: 0 })
+        Ok(controller)
     }
 
     /// One change; returns when it is in the stream.
     pub async fn publish(&mut self, edits: Vec<(Topic, Edit)>) -> anyhow::Result<Committed> {
         self.change += 1;
         let proposal = Proposal { change: self.change, catalog: self.change, edits, ..Proposal::default() };
-        self.node.propose(proposal).await.map_err(|refused| anyhow!("the change was refused: {refused}"))
+        let node = self.node.as_ref().context("the controller has started")?;
+        node.propose(proposal).await.map_err(|refused| anyhow!("the change was refused: {refused}"))
     }
 
     /// Publishes everything a benchmark needs before it begins to measure.
@@ -52,5 +62,15 @@ impl Controller {
             self.publish(std::mem::replace(&mut edits, rest)).await?;
         }
         Ok(())
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        self.node = None;
+        if let Some(runtime) = self.runtime.take() {
+            // Waiting for it would block the thread that the benchmark itself runs on.
+            runtime.shutdown_background();
+        }
     }
 }
