@@ -99,7 +99,8 @@ fn pure_packages_have_no_io_async_or_clock() {
     let homes = TREE.graph.members().filter(|(name, _)| PURE.contains(name)).filter_map(|(_, package)| package.home.as_ref());
     let homes: Vec<&Path> = homes.filter_map(|home| home.strip_prefix(&TREE.root).ok()).collect();
     assert_eq!(homes.len(), PURE.len());
-    TREE.judge(rules::impurities, |path, test| !test && homes.iter().any(|home| path.starts_with(home)));
+    // Their examples are programs and may read arguments; what others link may not.
+    TREE.judge(rules::impurities, |path, test| !test && homes.iter().any(|home| path.starts_with(home.join("src"))));
 }
 
 #[test]
