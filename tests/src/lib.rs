@@ -1,6 +1,7 @@
 //! What the end-to-end tests share: a bus of their own, controllers and hosts on it, and the words to say what should happen.
 
 pub mod fleet;
+pub mod marks;
 pub mod world;
 
 pub use world::World;

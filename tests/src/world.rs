@@ -14,7 +14,7 @@ use groupcast_policy::ids::HostId;
 use groupcast_policy::needs::{Documents, needed};
 use groupcast_policy::topic::Topic;
 use groupcast_topics::batch::{Proposal, Refused};
-use groupcast_topics::nats::{NodeHandle, ReaderHandle, spawn_node, spawn_reader};
+use groupcast_topics::nats::{NodeHandle, OnCommit, ReaderHandle, spawn_node, spawn_reader};
 use groupcast_topics::node::{self, Committed};
 use groupcast_topics::{Map, reader};
 
@@ -121,12 +121,16 @@ impl World {
     }
 
     /// A host whose every exposed state is handed to `watch`.
-    pub async fn host_watched(&mut self, server: usize, name: &str, watch: groupcast_topics::nats::OnCommit) -> Host {
+    pub async fn host_watched(&mut self, server: usize, name: &str, watch: OnCommit) -> Host {
+        self.host_with(server, name, reader::Settings::default(), watch).await
+    }
+
+    pub async fn host_with(&mut self, server: usize, name: &str, settings: reader::Settings, watch: OnCommit) -> Host {
         let (client, events) = self.connect(server, Role::Host, name).await;
         self.seed += 1;
         let id = HostId::new(name).expect("a name");
-        let reader = spawn_reader(client, events, id.clone(), reader::Settings::default(), self.seed, watch);
-        Host { id, reader }
+        let reader = spawn_reader(client.clone(), events, id.clone(), settings, self.seed, watch);
+        Host { id, reader, client }
     }
 
     pub async fn host(&mut self, server: usize, name: &str) -> Host {
@@ -137,6 +141,8 @@ impl World {
 pub struct Host {
     pub id: HostId,
     pub reader: ReaderHandle,
+    /// The reader's connection, to look at.
+    pub client: async_nats::Client,
 }
 
 impl Host {

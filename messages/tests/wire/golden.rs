@@ -50,7 +50,7 @@ fn delta(token: &str, edit: Edit, golden: &str) {
     let delta = Delta { term: 3, change: 10_000_000, position: 1, edit, digest, companions: Companions::NONE, tally: None };
     // What all these have in common.
     let head = "a17601  a17403  a163ce00989680  a164cf0102030405060708";
-    let golden = golden.replace("[head]", head);
+    let golden = golden.replace("[head]", head) + "\na16b ce35c26d4c # k: the seal, over all but the edit";
     same(delta, Delta::encode, |bytes| Delta::decode(&topic(token), bytes), &golden);
 }
 
@@ -60,7 +60,7 @@ fn members_delta() {
     delta(
         "members.web",
         edit,
-        "85                          # map of 5
+        "86                          # map of 6
          a176 01                     # v: schema 1
          a174 03                     # t: term 3
          a163 ce 00989680            # c: change 10,000,000
@@ -75,7 +75,7 @@ fn members_delta() {
     delta(
         "members.web",
         edit,
-        "8c [head]
+        "8d [head]
          a161 c404 0a010203                              # a: add an IPv4 address
          a141 c410 fd000000000000000000000000000001      # A: add an IPv6 address
          a170 c405 0a000000 08                           # p: add an IPv4 prefix
@@ -94,13 +94,13 @@ fn scope_delta() {
     delta(
         "scope.global",
         edit,
-        "87 [head]
+        "88 [head]
          a167 92 a3 776562 a2 6462    # g: groups web, db
          a168 c402 03 02              # h: both phases, staging
          a147 91 a3 6f6c64            # G: remove old",
     );
     let edit = Edit::Scope { put: vec![(group("web"), Phases::BOTH)], remove: vec![] };
-    delta("scope.space.s1", edit, "85 [head] a167 91 a3 776562 # phases are both unless told");
+    delta("scope.space.s1", edit, "86 [head] a167 91 a3 776562 # phases are both unless told");
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn host_delta() {
     delta(
         "host.h1",
         Edit::Host { put: vec![smallest, full], remove: vec![WorkloadId::new("w3").unwrap()] },
-        "86 [head]
+        "87 [head]
          a177 92                        # w: two placements
            84
              a177 a2 7731               # w: w1
@@ -181,7 +181,7 @@ fn rules_delta() {
     delta(
         "rules.web",
         Edit::Rules { stateful: Some(false), put: vec![allow, deny, icmp, protocol], remove: vec![RuleKey(9)] },
-        "87 [head]
+        "88 [head]
          a166 c2                            # f: not stateful
          a175 94                            # u: four rules
            86
@@ -207,8 +207,8 @@ fn rules_delta() {
 
 #[test]
 fn retire_and_reset() {
-    delta("members.web", Edit::Retire, "85 [head] a178 01 # x: gone");
-    delta("host.h1", Edit::Reset, "85 [head] a178 02 # x: fetch it");
+    delta("members.web", Edit::Retire, "86 [head] a178 01 # x: gone");
+    delta("host.h1", Edit::Reset, "86 [head] a178 02 # x: fetch it");
 }
 
 #[test]
@@ -227,24 +227,26 @@ fn delta_of_a_batch() {
         listed.clone(),
         Delta::encode,
         decode,
-        "87 a176 01
+        "88 a176 01
          a174 cd2710                                     # t: term 10,000
          a163 01
          a16e 02                                         # n: the second behind the lead
          a164 00                                         # d: absent
          a16f c410 1122334455667788 0000000000000001     # o: two companions
-         a178 01",
+         a178 01
+         a16b cea3a048ec                                 # k: the seal",
     );
     let tallied = Delta { companions: Companions::Tallied, tally: Some(Tally { count: 40, xor: 513 }), ..listed };
     same(
         tallied,
         Delta::encode,
         decode,
-        "89 a176 01 a174 cd2710 a163 01 a16e 02 a164 00
+        "8a a176 01 a174 cd2710 a163 01 a16e 02 a164 00
          a16d c3                                         # m: more companions than are listed
          a179 28                                         # y: 40 positions
          a17a cd0201                                     # z: their XOR is 513
-         a178 01",
+         a178 01
+         a16b ce9f60df22                                 # k: the seal",
     );
 }
 

@@ -194,3 +194,26 @@ fn answers_are_of_one_kind() {
     contradicts(RegisterAnswer::decode(&message(&[("k", Uint(0)), ("w", texts(&["w"]))])));
     duplicate(RegisterAnswer::decode(&message(&[("k", Uint(0)), ("w", texts(&["w", "w"])), ("i", Bin(vec![1, 2]))])));
 }
+
+/// Whatever bit of a delta is damaged, it does not decode to another term, position, digest or companions.
+#[test]
+fn a_damaged_delta_is_refused_or_differs_in_its_edit_only() {
+    use groupcast_messages::{Companions, Tally};
+    use groupcast_policy::doc::{Digest, Edit};
+    use groupcast_policy::net::Prefix;
+    use groupcast_policy::topic::TopicHash;
+    let topic = Topic::parse("members.web").unwrap();
+    let edit = Edit::Members { add: vec![Prefix::v4(0x0a01_0203, 32).unwrap()], remove: vec![] };
+    let listed = Companions::Listed(vec![TopicHash(7), TopicHash(1 << 60)]);
+    for (companions, tally) in [(Companions::NONE, None), (listed, None), (Companions::Tallied, Some(Tally { count: 3, xor: 9 }))] {
+        let sent = Delta { term: 6, change: 1_000, position: 3, edit: edit.clone(), digest: Digest(0xfeed), companions, tally };
+        let bytes = sent.encode();
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            if let Ok(received) = Delta::decode(&topic, &damaged) {
+                assert_eq!(Delta { edit: edit.clone(), ..received }, sent, "bit {bit}");
+            }
+        }
+    }
+}

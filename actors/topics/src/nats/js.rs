@@ -99,14 +99,23 @@ impl Js {
         }
     }
 
+    /// The highest term anybody reserved, and the sequence it stands at; zeros when none was. `None` when the bus does not answer.
+    async fn stored_term(&self) -> Option<(u64, u64)> {
+        let stream = self.context.get_stream_no_info(streams::CATALOG.name).await.ok()?;
+        match stream.get_last_raw_message_by_subject(subjects::CATALOG_TERM).await {
+            Ok(message) => Some((std::str::from_utf8(&message.payload).ok()?.parse().ok()?, message.sequence)),
+            Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => Some((0, 0)),
+            Err(_) => None,
+        }
+    }
+
+    pub async fn read_term(&self) -> Option<u64> {
+        self.stored_term().await.map(|(term, _)| term)
+    }
+
     /// Stores a term higher than any before; `None` when another controller was faster or the bus does not answer.
     pub async fn reserve_term(&self, at_least: u64) -> Option<u64> {
-        let stream = self.context.get_stream_no_info(streams::CATALOG.name).await.ok()?;
-        let (stored, sequence) = match stream.get_last_raw_message_by_subject(subjects::CATALOG_TERM).await {
-            Ok(message) => (std::str::from_utf8(&message.payload).ok()?.parse::<u64>().ok()?, message.sequence),
-            Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => (0, 0),
-            Err(_) => return None,
-        };
+        let (stored, sequence) = self.stored_term().await?;
         let term = at_least.max(stored.checked_add(1)?);
         let publish = PublishMessage::build().payload(term.to_string().into()).expected_last_subject_sequence(sequence);
         self.context.send_publish(subjects::CATALOG_TERM, publish).await.ok()?.await.ok()?;

@@ -123,6 +123,7 @@ pub fn spawn_node(
 enum Done {
     Head(Option<Head>),
     Term(Option<u64>),
+    TermRead(Option<u64>),
     Published(u64, Fate),
     Records(Option<Records>),
 }
@@ -178,7 +179,7 @@ impl Shell {
                     Link::Same => continue,
                     Link::Up => {
                         // What is asked from here on must not be answered before the subscriptions are in effect.
-                        self.client.flush().await?;
+                        let _ = connect::settle(&self.client, Duration::from_secs(2)).await;
                         self.node.handle(Event::Connected, now())
                     }
                     Link::Down => self.node.handle(Event::Disconnected, now()),
@@ -187,6 +188,7 @@ impl Shell {
                 Some(done) = done.recv() => match done {
                     Done::Head(head) => self.node.handle(Event::Head(head), now()),
                     Done::Term(term) => self.node.handle(Event::TermReserved(term), now()),
+                    Done::TermRead(term) => self.node.handle(Event::TermRead(term), now()),
                     Done::Published(batch, fate) => self.node.handle(Event::Published { batch, fate }, now()),
                     Done::Records(records) => self.node.handle(Event::Records(records), now()),
                 },
@@ -295,6 +297,10 @@ impl Shell {
                 Effect::ReserveTerm { at_least } => {
                     let (js, done) = (self.js.clone(), self.done.clone());
                     tokio::spawn(async move { done.send(Done::Term(js.reserve_term(at_least).await)) });
+                }
+                Effect::ReadTerm => {
+                    let (js, done) = (self.js.clone(), self.done.clone());
+                    tokio::spawn(async move { done.send(Done::TermRead(js.read_term().await)) });
                 }
                 Effect::Publish(publish) => {
                     self.attempts = self.attempts.wrapping_add(1);

@@ -1,5 +1,7 @@
 //! Runs a [`Reader`] on a connection.
 
+use std::time::Duration;
+
 use async_nats::{Client, HeaderMap};
 use futures::StreamExt;
 use groupcast_bus_config::{connect, subjects};
@@ -15,6 +17,9 @@ use crate::reader::{Commit, Effect, Event, Incident, Reader, Settings};
 /// Tokens under which a host's answers come back; the answer itself carries the request's number.
 const SNAPSHOT_TOKEN: &str = "snap";
 const ENTROPY_TOKEN: &str = "entropy";
+
+/// One attempt to see everything sent before in effect at the server.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Called with every commit, in order. True: it is in force now; false: [`ReaderHandle::enforced`] will say so.
 pub type OnCommit = Box<dyn FnMut(&Reader, &Commit) -> bool + Send>;
@@ -159,9 +164,13 @@ impl Shell {
                     // Answered by the server; must not hold up what arrives meanwhile.
                     let (client, flushed) = (self.client.clone(), self.flushed.clone());
                     tokio::spawn(async move {
-                        if client.flush().await.is_ok() {
-                            let _ = flushed.send(number);
+                        // Tried again for as long as the connection lasts: without it the reader never asks.
+                        while connect::settle(&client, SETTLE_TIMEOUT).await.is_err() {
+                            if flushed.is_closed() {
+                                return;
+                            }
                         }
+                        let _ = flushed.send(number);
                     });
                 }
                 Effect::Ask(payload) => request(&self.client, subjects::snap(&self.host), SNAPSHOT_TOKEN, payload).await?,

@@ -43,6 +43,15 @@ pub(super) enum Role {
         since: u64,
         flight: Flight,
     },
+    /// The claim is in the stream. It counts if its term is still the highest that anybody reserved: a claim that was under way
+    /// for long may have found a stream that is new and empty.
+    Confirming {
+        term: u64,
+        since: u64,
+        head: u64,
+        head_batch: u64,
+        sent_ms: u64,
+    },
     Leading(Reign),
 }
 
@@ -124,7 +133,9 @@ impl Node {
     pub(super) fn lead_reconnected(&mut self, now_ms: u64) {
         match &mut self.role {
             Role::Following { since_ms, .. } => *since_ms = now_ms,
-            Role::Candidate | Role::Reserving { .. } => self.role = Role::Following { since_ms: now_ms, vacant: false },
+            Role::Candidate | Role::Reserving { .. } | Role::Confirming { .. } => {
+                self.role = Role::Following { since_ms: now_ms, vacant: false }
+            }
             Role::Claiming { flight, .. } => flight.state = FlightState::Unknown { read_at_ms: Some(now_ms) },
             Role::Leading(reign) => {
                 reign.verify_at_ms = Some(now_ms);
@@ -167,14 +178,14 @@ impl Node {
                 }
             }
             Role::Candidate => {}
-            Role::Reserving { sent_ms, .. } => {
+            Role::Reserving { sent_ms, .. } | Role::Confirming { sent_ms, .. } => {
                 if *sent_ms + timeout <= now_ms {
                     self.follow_again(now_ms, false);
                 }
             }
             Role::Claiming { flight, .. } => {
-                let again = flight.tick(now_ms, timeout);
-                self.act_on_flight(again, now_ms);
+                let wanted = flight.tick(now_ms, timeout);
+                self.act_on_flight(wanted, now_ms);
             }
             Role::Leading(reign) => {
                 if let Some(flight) = &mut reign.flight {
@@ -200,7 +211,7 @@ impl Node {
                 (self.head_read_ms.is_none()).then(|| if *vacant { 0 } else { since_ms + self.settings.lease_ms })
             }
             Role::Following { .. } | Role::Candidate => None,
-            Role::Reserving { sent_ms, .. } => Some(sent_ms + timeout),
+            Role::Reserving { sent_ms, .. } | Role::Confirming { sent_ms, .. } => Some(sent_ms + timeout),
             Role::Claiming { flight, .. } => flight.deadline(timeout, self.head_read_ms.is_some()),
             Role::Leading(reign) => match &reign.flight {
                 Some(flight) => flight.deadline(timeout, self.head_read_ms.is_some()),
@@ -425,6 +436,10 @@ impl Node {
         match verdict {
             None => {}
             Some(Verdict::Deposed) => self.follow_again(now_ms, false),
+            Some(Verdict::Again) if matches!(self.role, Role::Claiming { .. }) => {
+                // Others may have led and gone since its term was reserved: a claim is never sent twice.
+                self.follow_again(now_ms, true);
+            }
             Some(Verdict::Again) => {
                 if let Some(flight) = self.flight_mut() {
                     flight.state = FlightState::Sent { at_ms: now_ms };
@@ -438,29 +453,9 @@ impl Node {
     fn committed(&mut self, lead: u64, now_ms: u64) {
         match std::mem::replace(&mut self.role, Role::Candidate) {
             Role::Claiming { term, since, flight } => {
-                let rebuild = since > self.replica.since() && !self.replica.is_empty();
-                if rebuild {
-                    self.replica.forget_revisions();
-                    self.serve.hold_until_published = true;
-                    self.serve.pending_resets = self.replica.topics().cloned().collect();
-                    self.out.push(Effect::Report(Incident::Rebuilding { term }));
-                }
-                self.replica.advance(Cut { term, lead }, since);
-                self.role = Role::Leading(Reign {
-                    term,
-                    since,
-                    head: lead,
-                    head_batch: flight.batch.lead.batch,
-                    verify_at_ms: None,
-                    flight: None,
-                    queue: VecDeque::new(),
-                    renewed_ms: now_ms,
-                    resigning: false,
-                    catalog: 0,
-                    registry: 0,
-                });
-                self.forget_buffered(lead);
-                self.out.push(Effect::Leading { term });
+                self.role = Role::Confirming { term, since, head: lead, head_batch: flight.batch.lead.batch, sent_ms: now_ms };
+                self.out.push(Effect::ReadTerm);
+                return;
             }
             Role::Leading(mut reign) => {
                 let Some(flight) = reign.flight.take() else { return };
@@ -478,6 +473,41 @@ impl Node {
             }
             other => self.role = other,
         }
+        if self.serve.pending_resets.is_empty() {
+            self.serve.hold_until_published = false;
+        }
+        self.serve_advanced();
+        self.send_next(now_ms);
+    }
+
+    pub(super) fn term_read(&mut self, highest: Option<u64>, now_ms: u64) {
+        let Role::Confirming { term, since, head, head_batch, .. } = self.role else { return };
+        if highest != Some(term) {
+            return self.follow_again(now_ms, highest.is_some());
+        }
+        let rebuild = since > self.replica.since() && !self.replica.is_empty();
+        if rebuild {
+            self.replica.forget_revisions();
+            self.serve.hold_until_published = true;
+            self.serve.pending_resets = self.replica.topics().cloned().collect();
+            self.out.push(Effect::Report(Incident::Rebuilding { term }));
+        }
+        self.replica.advance(Cut { term, lead: head }, since);
+        self.role = Role::Leading(Reign {
+            term,
+            since,
+            head,
+            head_batch,
+            verify_at_ms: None,
+            flight: None,
+            queue: VecDeque::new(),
+            renewed_ms: now_ms,
+            resigning: false,
+            catalog: 0,
+            registry: 0,
+        });
+        self.forget_buffered(head);
+        self.out.push(Effect::Leading { term });
         if self.serve.pending_resets.is_empty() {
             self.serve.hold_until_published = false;
         }

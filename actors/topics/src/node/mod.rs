@@ -119,6 +119,8 @@ pub enum Event<'a> {
     Head(Option<Head>),
     /// Answer to [`Effect::ReserveTerm`]; `None` when somebody else was faster or the bus did not answer.
     TermReserved(Option<u64>),
+    /// Answer to [`Effect::ReadTerm`]; `None` when it could not be read.
+    TermRead(Option<u64>),
     Published {
         batch: u64,
         fate: Fate,
@@ -151,6 +153,8 @@ pub enum Effect {
     ReserveTerm {
         at_least: u64,
     },
+    /// Read the highest reserved term from CATALOG, not by direct get.
+    ReadTerm,
     Publish(Publish),
     AskReplica(Vec<u8>),
     /// Read the last message of every topic from the stream.
@@ -269,6 +273,7 @@ impl Node {
                 }
             }
             Event::TermReserved(term) => self.term_reserved(term, now_ms),
+            Event::TermRead(term) => self.term_read(term, now_ms),
             Event::Published { batch, fate } => self.published(batch, fate, now_ms),
             Event::Answer(payload) => self.peer_answered(payload, now_ms),
             Event::NoPeer => self.no_peer(now_ms),

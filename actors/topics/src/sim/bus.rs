@@ -90,6 +90,7 @@ enum Message {
     },
     Head(node::Head),
     Term(Option<u64>),
+    TermRead(u64),
     Published {
         batch: u64,
         fate: Fate,
@@ -113,6 +114,7 @@ impl Message {
             Message::Request { id, .. } => format!("request {id}"),
             Message::Ack { host, .. } => format!("ack of {host}"),
             Message::Head(head) => format!("head {:?}", head.as_ref().map(|(sequence, _)| sequence)),
+            Message::TermRead(term) => format!("highest term {term}"),
             Message::Term(term) => format!("term {term:?}"),
             Message::Published { batch, fate } => format!("published {batch} {fate:?}"),
             Message::Records(records) => format!("{} records", records.topics.len()),
@@ -609,6 +611,7 @@ impl World {
                     }
                     Message::Head(head) => node.handle(Event::Head(Some(head)), now_ms),
                     Message::Term(term) => node.handle(Event::TermReserved(term), now_ms),
+                    Message::TermRead(term) => node.handle(Event::TermRead(Some(term)), now_ms),
                     Message::Published { batch, fate } => node.handle(Event::Published { batch, fate }, now_ms),
                     Message::Records(records) => node.handle(Event::Records(Some(records)), now_ms),
                     Message::PeerAnswer(payload) => node.handle(Event::Answer(&payload), now_ms),
@@ -704,6 +707,10 @@ impl World {
                     self.catalog_term = term;
                     let answer = (!self.chance(self.faults.confuse)).then_some(term);
                     self.send(me, Message::Term(answer));
+                }
+                Effect::ReadTerm if up && !self.chance(self.faults.lose) => {
+                    let term = self.catalog_term;
+                    self.send(me, Message::TermRead(term));
                 }
                 Effect::Publish(publish) if up => {
                     let after = if self.chance(self.faults.confuse / 4) { self.random.below(6_000) } else { self.delay() };

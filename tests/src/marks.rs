@@ -1,0 +1,222 @@
+//! Numbered changes whose traces tell, in any state, which changes it holds: every change marks the members of each group it
+//! touches with its own number, so a state that mixes two changes shows.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use groupcast_messages::Cut;
+use groupcast_policy::doc::{Document, Edit};
+use groupcast_policy::needs::Documents;
+use groupcast_policy::topic::Topic;
+use groupcast_topics::batch::Refused;
+use groupcast_topics::nats::{NodeHandle, OnCommit};
+use groupcast_topics::node::Committed;
+use groupcast_topics::reader::{Commit, Reader};
+
+use crate::fleet::{address, group};
+use crate::world::{DEADLINE, publish};
+
+/// The first number of a change: setting up a world takes a few before.
+const FIRST: u32 = 1_000;
+
+#[derive(Default)]
+struct History {
+    /// Which changes touched a topic, in order.
+    touched: BTreeMap<Topic, Vec<u32>>,
+    made: u32,
+    /// When a change was known to be committed.
+    committed: BTreeMap<u32, Instant>,
+}
+
+/// What was marked, shared by the writer and everyone who checks.
+#[derive(Clone, Default)]
+pub struct Marks(Arc<Mutex<History>>);
+
+/// The number of the last change that a document of members holds; 0 before the first.
+pub fn mark_of(document: Option<&Document>) -> u32 {
+    let last = document.and_then(Document::members).and_then(|members| members.v4.last().copied());
+    last.map_or(0, |bits| bits - 0x0a00_0000)
+}
+
+fn topic(name: &str) -> Topic {
+    Topic::Members(group(name))
+}
+
+impl Marks {
+    /// The next change: one topic for each of the groups.
+    pub fn next<S: AsRef<str>>(&self, groups: &[S]) -> (u32, Vec<(Topic, Edit)>) {
+        let mut history = self.0.lock().expect("lock");
+        history.made += 1;
+        let number = FIRST + history.made;
+        let mut edits = Vec::with_capacity(groups.len());
+        for name in groups {
+            let topic = topic(name.as_ref());
+            let touched = history.touched.entry(topic.clone()).or_default();
+            let remove = touched.last().map(|before| address(*before)).into_iter().collect();
+            touched.push(number);
+            edits.push((topic, Edit::Members { add: vec![address(number)], remove }));
+        }
+        (number, edits)
+    }
+
+    /// Publishes the next change through a leader that nothing happens to.
+    pub async fn publish<S: AsRef<str>>(&self, node: &NodeHandle, groups: &[S]) -> Committed {
+        let (number, edits) = self.next(groups);
+        let committed = publish(node, number.into(), edits).await.expect("the leader leads");
+        self.0.lock().expect("lock").committed.insert(number, Instant::now());
+        committed
+    }
+
+    /// Publishes the next change through whoever leads, as often as it takes; says how often it was refused before.
+    pub async fn publish_whatever_happens<S: AsRef<str>>(&self, nodes: &[&NodeHandle], groups: &[S]) -> usize {
+        let (number, edits) = self.next(groups);
+        let start = Instant::now();
+        for refused in 0.. {
+            while !nodes.iter().any(|node| node.leading().borrow().is_some()) {
+                assert!(start.elapsed() < DEADLINE, "nobody leads to publish change {number}");
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            let Some(leader) = nodes.iter().find(|node| node.leading().borrow().is_some()) else { continue };
+            match publish(leader, number.into(), edits.clone()).await {
+                Ok(_) => {
+                    self.0.lock().expect("lock").committed.insert(number, Instant::now());
+                    return refused;
+                }
+                // Its fate is unknown; published again it changes nothing if it is there already.
+                Err(Refused::NotLeading) => {}
+                Err(other) => panic!("change {number}: {other}"),
+            }
+            assert!(start.elapsed() < DEADLINE, "change {number} is refused again and again");
+        }
+        unreachable!()
+    }
+
+    /// The number of the last change made.
+    pub fn last(&self) -> u32 {
+        FIRST + self.0.lock().expect("lock").made
+    }
+
+    pub fn committed_at(&self, number: u32) -> Option<Instant> {
+        self.0.lock().expect("lock").committed.get(&number).copied()
+    }
+
+    /// Checks that the documents show the state after one change, whole. Returns that change's number.
+    pub fn check<'a>(&self, documents: impl Iterator<Item = (&'a Topic, &'a Document)>) -> Result<u32, String> {
+        let history = self.0.lock().expect("lock");
+        let marks: Vec<(&Topic, u32, &Vec<u32>)> = documents
+            .filter_map(|(topic, document)| Some((topic, mark_of(Some(document)), history.touched.get(topic)?)))
+            .collect();
+        let latest = marks.iter().map(|(_, mark, _)| *mark).max().unwrap_or(0);
+        for (topic, mark, touched) in marks {
+            let place = touched.partition_point(|number| *number <= latest);
+            let wanted = if place == 0 { 0 } else { touched[place - 1] };
+            if mark != wanted {
+                return Err(format!("{topic} shows change {mark} beside change {latest}: should show {wanted}"));
+            }
+        }
+        Ok(latest)
+    }
+
+    /// Whether the node has published every change that was made, whole.
+    pub async fn all_published(&self, node: &NodeHandle) {
+        let expected: Vec<(Topic, u32)> = {
+            let history = self.0.lock().expect("lock");
+            history.touched.iter().map(|(topic, touched)| (topic.clone(), touched.last().copied().unwrap_or(0))).collect()
+        };
+        let wrong = node.inspect(move |node, _| {
+            let replica = node.replica();
+            let found = |topic: &Topic| mark_of(replica.document(topic));
+            expected.iter().filter(|(topic, mark)| found(topic) != *mark).map(|(t, m)| (t.clone(), *m, found(t))).collect::<Vec<_>>()
+        });
+        let wrong = wrong.await.expect("the node lives");
+        assert!(wrong.is_empty(), "acknowledged changes are lost (topic, acknowledged, found): {wrong:?}");
+    }
+
+    /// A watch that checks every exposed state of one reader.
+    pub fn watch(&self) -> (Witness, OnCommit) {
+        let witness = Witness::default();
+        (witness.clone(), witness.on_commit(self.clone()))
+    }
+}
+
+#[derive(Default)]
+struct Seen {
+    wrong: Vec<String>,
+    commits: u64,
+    cut: Option<Cut>,
+    revisions: BTreeMap<Topic, (u64, u64)>,
+    change: u32,
+    longest: Duration,
+    first: Option<(Instant, u32)>,
+}
+
+/// What one reader has exposed so far.
+#[derive(Clone, Default)]
+pub struct Witness(Arc<Mutex<Seen>>);
+
+impl Witness {
+    fn on_commit(&self, marks: Marks) -> OnCommit {
+        let seen = self.0.clone();
+        Box::new(move |reader, commit| {
+            let mut seen = seen.lock().expect("lock");
+            if let Err(wrong) = seen.look(&marks, reader, commit) {
+                seen.wrong.push(format!("commit {} at {:?}: {wrong}", commit.number, reader.cut()));
+            }
+            true
+        })
+    }
+
+    /// Fails unless every state was whole and nothing was applied twice; says how many states there were.
+    pub fn assert_whole(&self) -> u64 {
+        let seen = self.0.lock().expect("lock");
+        assert!(seen.wrong.is_empty(), "{:#?}", seen.wrong);
+        seen.commits
+    }
+
+    /// The longest time between a change being committed and this reader exposing it, after its first complete sync.
+    pub fn longest_behind(&self) -> Duration {
+        self.0.lock().expect("lock").longest
+    }
+
+    pub fn commits(&self) -> u64 {
+        self.0.lock().expect("lock").commits
+    }
+}
+
+impl Seen {
+    fn look(&mut self, marks: &Marks, reader: &Reader, commit: &Commit) -> Result<(), String> {
+        self.commits += 1;
+        let cut = reader.cut();
+        if cut < self.cut {
+            return Err(format!("went back from {:?}", self.cut));
+        }
+        self.cut = cut;
+        let term = cut.map_or(0, |cut| cut.term);
+        for (topic, edit) in &commit.edits {
+            let revision = reader.revision(topic).unwrap_or(0);
+            let before = self.revisions.insert(topic.clone(), (term, revision));
+            // A document fetched anew may stand where it stood; an edit never does.
+            let again = before.is_some_and(|(t, before)| t == term && (revision < before || (edit.is_some() && revision == before)));
+            if again {
+                return Err(format!("{topic} was applied twice: revision {revision} after {before:?}"));
+            }
+        }
+        for topic in &commit.dropped {
+            self.revisions.remove(topic);
+        }
+        let change = marks.check(reader.documents())?;
+        if change < self.change && commit.dropped.is_empty() {
+            return Err(format!("shows change {change} after change {}", self.change));
+        }
+        let now = Instant::now();
+        let (_, joined) = *self.first.get_or_insert((now, change));
+        for number in (self.change.max(joined) + 1)..=change {
+            if let Some(at) = marks.committed_at(number) {
+                self.longest = self.longest.max(now.saturating_duration_since(at));
+            }
+        }
+        self.change = change;
+        Ok(())
+    }
+}
