@@ -9,7 +9,7 @@ impl Random {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -18,6 +18,6 @@ impl Random {
 
     /// Uniform in `0..bound`; 0 for an empty range.
     pub fn below(&mut self, bound: u64) -> u64 {
-        if bound == 0 { 0 } else { (u128::from(self.next()) * u128::from(bound) >> 64) as u64 }
+        if bound == 0 { 0 } else { ((u128::from(self.draw()) * u128::from(bound)) >> 64) as u64 }
     }
 }

@@ -77,6 +77,11 @@ impl Reign {
     pub fn queued(&self) -> usize {
         self.queue.len() + usize::from(self.flight.is_some())
     }
+
+    #[cfg(test)]
+    pub fn flight_batch(&self) -> Option<u64> {
+        self.flight.as_ref().map(|flight| flight.batch.lead.batch)
+    }
 }
 
 /// A batch on its way.
@@ -324,7 +329,7 @@ impl Node {
         let Some(term) = term else { return self.follow_again(now_ms, false) };
         self.term_seen = self.term_seen.max(term);
         let since = since.unwrap_or(term);
-        let lead = Lead { term, since, batch: self.random.next(), ..self.blank_lead() };
+        let lead = Lead { term, since, batch: self.random.draw(), ..self.blank_lead() };
         let batch = Outgoing { proposal: None, change: 0, lead, expected: head, messages: Vec::new() };
         self.role = Role::Claiming { term, since, flight: Flight::new(batch, after, now_ms) };
         self.resend();
@@ -341,7 +346,7 @@ impl Node {
 
     /// A lead message of its own: keeps the lease, or ends it.
     fn next_lead(&mut self) -> Outgoing {
-        let batch = self.random.next();
+        let batch = self.random.draw();
         let mut lead = Lead { batch, ..self.blank_lead() };
         let mut expected = 0;
         if let Role::Leading(reign) = &self.role {
@@ -374,7 +379,7 @@ impl Node {
     fn send_next(&mut self, now_ms: u64) {
         loop {
             self.followers();
-            let batch = self.random.next();
+            let batch = self.random.draw();
             let blank = self.blank_lead();
             let Role::Leading(reign) = &mut self.role else { return };
             if reign.flight.is_some() || reign.verify_at_ms.is_some() {

@@ -1,1 +1,134 @@
+//! Bounds and refusals of a node; its life among others is left to the simulated bus.
 
+use groupcast_policy::doc::Edit;
+use groupcast_policy::ids::GroupId;
+use groupcast_policy::net::Prefix;
+
+use super::*;
+use crate::BATCH_MESSAGES_MAX;
+use crate::batch::PROPOSALS_MAX;
+
+fn members(of: usize, number: u32) -> (Topic, Edit) {
+    let topic = Topic::Members(GroupId::new(&format!("g{of}")).unwrap());
+    (topic, Edit::Members { add: vec![Prefix::v4(0x0a00_0000 + number, 32).unwrap()], remove: vec![] })
+}
+
+fn proposal(number: u64, edits: Vec<(Topic, Edit)>) -> Proposal {
+    Proposal { number, change: number, edits, ..Default::default() }
+}
+
+/// Plays an empty bus until the node leads.
+fn leading() -> Node {
+    let mut node = Node::new(Settings::default(), 1);
+    let mut open: std::collections::VecDeque<Effect> = node.handle(Event::Connected, 1).into();
+    while let Some(effect) = open.pop_front() {
+        open.extend(match effect {
+            Effect::ReadHead => node.handle(Event::Head(Some(None)), 1),
+            Effect::ReserveTerm { at_least } => node.handle(Event::TermReserved(Some(at_least)), 1),
+            Effect::ReadTerm => node.handle(Event::TermRead(Some(1)), 1),
+            Effect::Publish(publish) => {
+                assert!(publish.messages.is_empty());
+                node.handle(Event::Published { batch: publish.batch, fate: Fate::Committed { last: 1, count: 1 } }, 1)
+            }
+            _ => Vec::new(),
+        });
+    }
+    assert!(node.is_leading());
+    node
+}
+
+#[test]
+fn a_change_larger_than_a_batch_is_refused_and_loses_nothing() {
+    let mut node = leading();
+    let edits = |count: usize| (0..count).map(|i| members(i, 1)).collect::<Vec<_>>();
+    let effects = node.handle(Event::Propose(proposal(1, edits(BATCH_MESSAGES_MAX))), 100);
+    let refused = |effect: &Effect| matches!(effect, Effect::Refused { proposal: 1, why: Refused::TooLarge { .. } });
+    assert!(effects.iter().any(refused), "{effects:?}");
+    let effects = node.handle(Event::Propose(proposal(2, edits(BATCH_MESSAGES_MAX - 1))), 100);
+    let sent =
+        effects.iter().find_map(|effect| if let Effect::Publish(publish) = effect { Some(publish.messages.len()) } else { None });
+    assert_eq!(sent, Some(BATCH_MESSAGES_MAX - 1));
+}
+
+#[test]
+fn waiting_changes_are_bounded() {
+    let mut node = leading();
+    // One in flight, the rest wait.
+    for number in 0..=PROPOSALS_MAX as u64 {
+        let effects = node.handle(Event::Propose(proposal(number, vec![members(0, number as u32)])), 100);
+        assert!(!effects.iter().any(|effect| matches!(effect, Effect::Refused { .. })));
+    }
+    let effects = node.handle(Event::Propose(proposal(9_999, vec![members(0, 99_999)])), 100);
+    assert!(matches!(&effects[..], [Effect::Refused { proposal: 9_999, why: Refused::Busy }]), "{effects:?}");
+    assert_eq!(node.queued(), PROPOSALS_MAX + 1);
+}
+
+#[test]
+fn waiting_requests_are_bounded() {
+    let mut node = leading();
+    let host = HostId::new("h").unwrap();
+    let ask = |ask| groupcast_messages::Ask { ask, term: 0, held: Vec::new() }.encode();
+    for id in 0..serve::REQUESTS_MAX as u64 {
+        let effects = node.handle(Event::Request { id, request: Request::Snapshot { host: host.clone(), payload: ask(1) } }, 100);
+        assert!(!effects.iter().any(|effect| matches!(effect, Effect::Reply { .. })));
+    }
+    let effects = node.handle(Event::Request { id: 70_000, request: Request::Snapshot { host, payload: ask(7) } }, 100);
+    let Some(Effect::Reply { id: 70_000, payloads }) = effects.first() else { panic!("{effects:?}") };
+    assert!(matches!(groupcast_messages::Answer::decode(&payloads[0]), Ok(groupcast_messages::Answer::Refused { ask: 7, .. })));
+}
+
+#[test]
+fn a_request_waits_for_the_head_it_may_not_be_older_than() {
+    let mut node = leading();
+    let host = HostId::new("h").unwrap();
+    let payload = groupcast_messages::Ask { ask: 1, term: 0, held: Vec::new() }.encode();
+    node.handle(Event::Propose(proposal(1, vec![members(0, 1)])), 100);
+    let effects = node.handle(Event::Request { id: 5, request: Request::Snapshot { host, payload } }, 101);
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::ReadHead)));
+    // The batch is in the stream already, its acknowledgement is not here yet.
+    let lead = Lead { term: 1, since: 1, batch: 42, count: 1, catalog: 0, registry: 0, resigning: false, leader: String::new() };
+    let effects = node.handle(Event::Head(Some(Some((2, lead.encode())))), 102);
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Reply { .. })), "{effects:?}");
+    let batch = match &node.role {
+        Role::Leading(reign) => reign.flight_batch().unwrap(),
+        _ => panic!("it leads"),
+    };
+    let effects = node.handle(Event::Published { batch, fate: Fate::Committed { last: 3, count: 2 } }, 103);
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Reply { id: 5, .. })), "{effects:?}");
+}
+
+#[test]
+fn sequences_that_are_not_contiguous_end_the_reign() {
+    let mut node = leading();
+    let effects = node.handle(Event::Propose(proposal(1, vec![members(0, 1), members(1, 1)])), 100);
+    let Some(Effect::Publish(publish)) = effects.first() else { panic!("{effects:?}") };
+    let effects = node.handle(Event::Published { batch: publish.batch, fate: Fate::Committed { last: 9, count: 2 } }, 101);
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Report(Incident::NotContiguous))));
+    assert!(!node.is_leading());
+}
+
+#[test]
+fn history_is_bounded_and_a_host_behind_it_gets_the_document() {
+    use crate::replica::HISTORY_DELTAS_MAX;
+    let mut node = leading();
+    let mut sequence = 1;
+    let topic = members(0, 0).0;
+    let mut revisions = Vec::new();
+    for number in 0..=HISTORY_DELTAS_MAX as u32 {
+        let effects = node.handle(Event::Propose(proposal(u64::from(number), vec![members(0, number)])), 100);
+        let Some(Effect::Publish(publish)) = effects.first() else { panic!("{effects:?}") };
+        sequence += 2;
+        node.handle(Event::Published { batch: publish.batch, fate: Fate::Committed { last: sequence, count: 2 } }, 100);
+        revisions.push(sequence);
+    }
+    let bytes = |held: u64| {
+        let ask = groupcast_messages::Ask { ask: 1, term: 1, held: vec![(topic.hash64(), held)] };
+        let chunks = node.replica().answer(&HostId::new("h").unwrap(), &ask, 60_000);
+        let Ok(groupcast_messages::Answer::Chunk(chunk)) = groupcast_messages::Answer::decode(&chunks[0]) else { panic!() };
+        chunk.entries.into_iter().find(|entry| !matches!(entry.topic, groupcast_messages::TopicRef::Named(_))).unwrap().body
+    };
+    use groupcast_messages::Body;
+    assert!(matches!(bytes(*revisions.last().unwrap()), Body::Same));
+    assert!(matches!(bytes(revisions[0]), Body::Deltas(past) if past.len() == HISTORY_DELTAS_MAX));
+    assert!(matches!(bytes(1), Body::Part { .. }), "older than what is remembered");
+}

@@ -192,6 +192,8 @@ pub struct World {
     pub outcome: Outcome,
     random: Random,
     faults: Faults,
+    /// Nothing is ever lost: every exposed state must be exactly the one at its cut.
+    exact: bool,
     universe: Universe,
     now_ms: u64,
     steps: BTreeMap<(u64, u64), Step>,
@@ -216,6 +218,7 @@ impl World {
             outcome: Outcome::default(),
             random: Random::new(seed),
             faults,
+            exact: faults.is_exact(),
             universe,
             now_ms: 1,
             steps: BTreeMap::new(),
@@ -251,7 +254,7 @@ impl World {
     /// Runs with faults for `faulty_ms`, then quietly until everything must have settled, and judges.
     pub fn run(mut self, faulty_ms: u64) -> Result<Outcome, String> {
         self.run_until(faulty_ms, true)?;
-        let exact = self.faults.is_exact();
+        let exact = self.exact;
         self.faults = Faults { delay_max_ms: self.faults.delay_max_ms, ..Faults::none() };
         let peers: Vec<Peer> = self.connections.iter().filter(|(_, connection)| !connection.up).map(|(peer, _)| *peer).collect();
         peers.into_iter().collect::<BTreeSet<_>>().into_iter().for_each(|peer| self.reconnect(peer));
@@ -378,7 +381,7 @@ impl World {
     fn new_node(&mut self, index: usize) -> NodeState {
         let settings = node::Settings { name: format!("c{index}"), ..Default::default() };
         NodeState {
-            node: Node::new(settings, self.random.next()),
+            node: Node::new(settings, self.random.draw()),
             convergence: Convergence::new(convergence::Settings::default()),
             replies: Map::default(),
             compiled: Default::default(),
@@ -386,7 +389,7 @@ impl World {
     }
 
     fn new_host(&mut self, index: usize) -> HostState {
-        let reader = Reader::new(host(index as u64), reader::Settings::default(), self.random.next());
+        let reader = Reader::new(host(index as u64), reader::Settings::default(), self.random.draw());
         HostState { reader, subscribed: HashSet::new() }
     }
 
@@ -446,7 +449,7 @@ impl World {
         if self.chance(self.faults.lose_stream) {
             if self.chance(500) {
                 // Deleted and created again: the creator begins at a random sequence, so that no fence of the past fits.
-                let base = self.random.next() >> 24;
+                let base = self.random.draw() >> 24;
                 self.create_stream(base);
             } else {
                 // The server was restarted: the same sequences again, but every connection was cut.
@@ -661,7 +664,7 @@ impl World {
                 }
                 Effect::Commit(commit) => {
                     self.outcome.commits += 1;
-                    if let Err(failure) = self.history.check(&self.hosts[index].reader, self.faults.is_exact()) {
+                    if let Err(failure) = self.history.check(&self.hosts[index].reader, self.exact) {
                         self.failure = Some(format!("host {index}: {failure}"));
                     }
                     open.extend(self.hosts[index].reader.handle(reader::Event::Enforced(commit.number), self.now_ms));

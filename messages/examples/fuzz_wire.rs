@@ -1,4 +1,4 @@
-//! Fuzz target for every decoder, on the stable toolchain: `cargo run --release --example fuzz -- --inputs 10000000 --seed 1`.
+//! Fuzz target for every decoder, on the stable toolchain: `cargo run --release --example fuzz_wire -- --inputs 10000000 --seed 1`.
 //!
 //! Inputs are arbitrary bytes, valid messages, valid messages of a newer version, damaged bytes, damaged structure, and pieces of two
 //! messages joined. Whatever the input: no panic, memory in proportion to it; what is accepted encodes to something that decodes to
