@@ -204,6 +204,18 @@ pub async fn ensure_one(client: &Client, stream: &Stream, replicas: usize) -> Re
     }
 }
 
+/// Creates TOPICS anew after it was lost, beginning at `first_sequence`.
+///
+/// Leaders are fenced by sequences. A stream that began at 1 again could, by chance, reach the very sequence that a leader of the
+/// lost one still expects; one that begins at a random place will not. Does nothing but check if the stream exists.
+pub async fn recreate_topics(client: &Client, replicas: usize, first_sequence: u64) -> Result<(), Error> {
+    let mut wanted = TOPICS.config(replicas);
+    wanted["first_seq"] = first_sequence.into();
+    api(client, "STREAM.CREATE", TOPICS.name, &wanted).await?;
+    // Whatever the answer, the stream must now be there and as described.
+    ensure_one(client, &TOPICS, replicas).await
+}
+
 fn code(answer: &Value) -> Option<u64> {
     let error = answer.get("error")?;
     Some(error["err_code"].as_u64().or_else(|| error["code"].as_u64()).unwrap_or(0))

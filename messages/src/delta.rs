@@ -1,5 +1,5 @@
 //! One topic's share of a change: `t` term, `c` change, `n` position unless it is the first, `d` digest, `o` companions or `m` "more
-//! than are listed", `y` and `z` a tally, the edit's fields, and `k` a seal over all but the edit, which the digest proves.
+//! than are listed", `y` and `z` a tally, the edit's fields, `s` how far to spread acknowledgements, and `k` a seal over all but the edit, which the digest proves.
 
 use groupcast_policy::doc::{Digest, Edit};
 use groupcast_policy::topic::{Topic, TopicHash};
@@ -29,6 +29,9 @@ pub struct Delta {
     pub companions: Companions,
     /// Only on a host's own topic, in a batch too large to list companions.
     pub tally: Option<Tally>,
+    /// Acknowledge at a random time within this, not at once: so many hosts are concerned that their answers would get in each
+    /// other's way.
+    pub spread_ms: u32,
 }
 
 /// Which other topics changed in the same batch: a host shows none of them before it holds all it follows.
@@ -67,6 +70,7 @@ impl Delta {
                 fields.uint(b'y', u64::from(count));
                 fields.uint_unless(0, b'z', u64::from(xor));
             }
+            fields.uint_unless(0, b's', u64::from(self.spread_ms));
             write_edit(fields, &self.edit);
             fields.uint(b'k', u64::from(self.seal()));
         })
@@ -76,9 +80,10 @@ impl Delta {
         let (mut term, mut change, mut position, mut digest) = (None, None, 1, None);
         let (mut listed, mut tallied, mut count, mut xor) = (Vec::new(), false, None, None);
         let mut edit = EditReader::default();
-        let mut seal = None;
+        let (mut seal, mut spread_ms) = (None, 0);
         read_message(bytes, |key, reader| {
             match key {
+                b's' => spread_ms = reader.u32("spread")?,
                 b'k' => seal = Some(reader.u32("seal")?),
                 b't' => term = Some(reader.uint("term")?),
                 b'c' => change = Some(reader.uint("change")?),
@@ -113,6 +118,7 @@ impl Delta {
             digest: Digest(required(digest, "digest")?),
             companions,
             tally,
+            spread_ms,
         };
         // Left out by nobody of this version; demanding it would only forbid a later one to do without.
         if seal.is_some_and(|seal| seal != delta.seal()) {
@@ -129,7 +135,9 @@ impl Delta {
         };
         let tally = self.tally.map_or(0, |tally| 1 << 63 | u64::from(tally.count) << 32 | u64::from(tally.xor));
         let words = [self.term, self.change, u64::from(self.position), self.digest.0, tallied, tally];
-        let bytes: Vec<u8> = words.into_iter().chain(listed.iter().map(|topic| topic.0)).flat_map(u64::to_le_bytes).collect();
+        let spread = (self.spread_ms != 0).then_some(u64::from(self.spread_ms));
+        let listed = listed.iter().map(|topic| topic.0);
+        let bytes: Vec<u8> = words.into_iter().chain(listed).chain(spread).flat_map(u64::to_le_bytes).collect();
         xxh3_64(&bytes) as u32
     }
 }

@@ -44,7 +44,7 @@ pub struct ChunkWriter {
 
 impl ChunkWriter {
     pub fn new(ask: u32, cut: Cut, bytes_max: usize) -> Self {
-        Self { ask, cut, bytes_max, done: Vec::new(), entries: Vec::new(), count: 0 }
+        Self { ask, cut, bytes_max, done: Vec::new(), entries: Vec::with_capacity(bytes_max.min(CHUNK_BYTES_MAX)), count: 0 }
     }
 
     pub fn push_same(&mut self, topic: TopicRef, needed: bool, revision: u64) {

@@ -415,6 +415,47 @@ impl Document {
         Ok(outcome)
     }
 
+    /// Like [`Document::apply`], for an edit that is not needed any more. Where the document is absent, as with the first part of a
+    /// snapshot, everything is hashed once and built in order, several times faster than item by item.
+    pub fn apply_owned(&mut self, edit: Edit) -> Result<Outcome, EditError> {
+        if self.content.is_some() {
+            return self.apply(&edit);
+        }
+        let (content, items) = match edit {
+            Edit::Rules { stateful, put, remove } if remove.is_empty() => {
+                let items = put.len();
+                let rules = put.into_iter().map(|rule| (rule.key(), rule)).collect();
+                (Content::Rules(Rules { stateful: stateful.unwrap_or(Rules::default().stateful), rules }), items)
+            }
+            Edit::Members { add, remove } if remove.is_empty() => {
+                let items = add.len();
+                let mut v4 = Vec::with_capacity(items);
+                let mut v6 = Vec::new();
+                let mut prefixes = BTreeSet::new();
+                for member in add {
+                    match host_address(member) {
+                        Some(IpAddr::V4(address)) => v4.push(address.to_bits()),
+                        Some(IpAddr::V6(address)) => v6.push(address.to_bits()),
+                        None => drop(prefixes.insert(member)),
+                    }
+                }
+                let members = Members { v4: v4.into_iter().collect(), v6: v6.into_iter().collect(), prefixes };
+                (Content::Members(members), items)
+            }
+            edit => return self.apply(&edit),
+        };
+        let built = match &content {
+            Content::Rules(rules) => rules.rules.len(),
+            Content::Members(members) => members.len(),
+            Content::Scope(_) | Content::Host(_) => items,
+        };
+        if built != items {
+            return Err(EditError::Contradiction);
+        }
+        *self = Self::new(content);
+        Ok(Outcome { digest: self.digest, no_ops: 0 })
+    }
+
     /// The edit that leads from this document to `target`; `None` when they are equal. Both must be of one topic.
     pub fn edit_to(&self, target: &Document) -> Option<Edit> {
         if self == target {
@@ -462,6 +503,10 @@ impl Document {
 
 fn distinct<K: Ord>(keys: impl Iterator<Item = K>) -> Result<(), EditError> {
     let mut keys: Vec<K> = keys.collect();
+    // What comes from a snapshot is in order already.
+    if keys.is_sorted_by(|a, b| a < b) {
+        return Ok(());
+    }
     keys.sort_unstable();
     if keys.windows(2).any(|pair| pair[0] == pair[1]) { Err(EditError::Contradiction) } else { Ok(()) }
 }
@@ -533,7 +578,7 @@ fn hash_placement(placement: &Placement) -> u64 {
 
 impl Rule {
     pub fn key(&self) -> RuleKey {
-        let mut bytes = Bytes::default();
+        let mut bytes = Bytes(Vec::with_capacity(RULE_BYTES_USUAL));
         bytes.byte(u8::from(self.action == Action::Deny)).byte(u8::from(self.direction == Direction::Egress));
         bytes.byte(match self.family {
             None => 0,
@@ -560,6 +605,9 @@ impl Rule {
         RuleKey(bytes.hash(SEED_RULE))
     }
 }
+
+/// What most rules take as input of their hash: one allocation for them.
+const RULE_BYTES_USUAL: usize = 256;
 
 /// Canonical input of an item hash: every part is of fixed length or led by its length.
 #[derive(Default)]

@@ -273,6 +273,11 @@ impl Followers {
         self.by_topic.get(topic).into_iter().flatten()
     }
 
+    /// How many hosts follow the topic.
+    pub fn count(&self, topic: &Topic) -> usize {
+        self.by_topic.get(topic).map_or(0, BTreeSet::len)
+    }
+
     pub fn topics_of(&self, host: &HostId) -> BTreeSet<Topic> {
         self.hosts.get(host).map(Needs::topics).unwrap_or_default()
     }

@@ -42,6 +42,11 @@ pub enum Refused {
     Busy,
 }
 
+/// From so many hosts on acknowledgements are spread.
+pub const SPREAD_HOSTS_MIN: usize = 100;
+/// Nobody is kept waiting longer than this for an acknowledgement.
+pub const SPREAD_MS_MAX: u32 = 2_000;
+
 /// Changes that may wait for the one batch in flight.
 pub const PROPOSALS_MAX: usize = 1_024;
 
@@ -108,6 +113,7 @@ pub fn build(
     }
     let tallied = edits.len() > LISTED_TOPICS_MAX;
     let hashes: Vec<TopicHash> = if tallied { Vec::new() } else { edits.keys().map(Topic::hash64).collect() };
+    let spread_ms = spread_ms(edits.keys().map(|topic| followers.count(topic)).max().unwrap_or(0));
     let mut tallies = if tallied { tally(edits.keys(), followers) } else { BTreeMap::new() };
     let (term, change) = (lead.term, proposal.change);
     let mut messages = Vec::with_capacity(edits.len() + tallies.len());
@@ -117,7 +123,8 @@ pub fn build(
             false => Companions::Listed(hashes.iter().enumerate().filter(|(i, _)| *i != index).map(|(_, h)| *h).collect()),
         };
         let tally = if let Topic::Host(host) = &topic { tallies.remove(host) } else { None };
-        messages.push(encode(topic, Delta { term, change, position: index as u32 + 1, edit, digest, companions, tally }));
+        messages
+            .push(encode(topic, Delta { term, change, position: index as u32 + 1, edit, digest, companions, tally, spread_ms }));
     }
     for (host, tally) in tallies {
         let topic = Topic::Host(host);
@@ -129,6 +136,7 @@ pub fn build(
             digest: replica.digest(&topic),
             companions: Companions::Tallied,
             tally: Some(tally),
+            spread_ms,
         };
         messages.push(encode(topic, delta));
     }
@@ -149,6 +157,12 @@ fn encode(topic: Topic, mut delta: Delta) -> OutgoingMessage {
     let meaning = std::mem::replace(&mut delta.edit, Edit::Reset);
     let payload = delta.encode();
     OutgoingMessage { topic, delta, payload, meaning: Some(meaning) }
+}
+
+/// How far the acknowledgements of so many hosts are spread: a controller takes about 25 of them per millisecond besides its other
+/// work. A few hosts answer at once.
+pub fn spread_ms(hosts: usize) -> u32 {
+    if hosts < SPREAD_HOSTS_MIN { 0 } else { u32::try_from(hosts / 25).unwrap_or(SPREAD_MS_MAX).min(SPREAD_MS_MAX) }
 }
 
 /// What each host that follows any of the topics must hold of the batch. Its own topic's message is where it finds the tally, so

@@ -11,6 +11,7 @@ use groupcast_messages::{Ack, Cut, HostState, NUDGE_TOPICS_MAX, Nudge};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::topic::TopicHash;
 
+use crate::batch::spread_ms;
 use crate::node::Committed;
 
 /// Batches whose progress is remembered. Older ones are forgotten, done or not; hosts are still nudged for them.
@@ -97,6 +98,8 @@ impl Convergence {
             reached_ms: Vec::new(),
         };
         self.batches.insert(number, batch);
+        // Hosts were told to take their time.
+        let patience_ms = self.settings.nudge_after_ms + u64::from(spread_ms(committed.span.len()));
         for (host, topics) in &committed.span {
             let host = self.hosts.entry(host.clone()).or_insert_with(|| Host {
                 state: HostState::Enforcing,
@@ -106,7 +109,7 @@ impl Convergence {
                 backoff_ms: 0,
             });
             if host.missing.is_empty() {
-                host.backoff_ms = self.settings.nudge_after_ms;
+                host.backoff_ms = patience_ms;
                 host.nudge_ms = now_ms + host.backoff_ms;
             }
             host.missing.extend(topics.iter().copied());

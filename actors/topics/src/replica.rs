@@ -1,10 +1,12 @@
 //! Everything that is published: all documents at one cut, with enough of the recent past to bring a host up to date by deltas.
 
 use crate::Map;
+use std::cell::OnceCell;
 use std::collections::{BTreeSet, VecDeque};
 
 use groupcast_messages::{
-    Answer, Ask, ChunkWriter, Cut, Delta, ENTROPY_TOPICS_MAX, EntropyAnswer, EntropyCheck, Past, TopicRef, entropy_item,
+    Answer, Ask, ChunkWriter, Cut, Delta, ENTROPY_TOPICS_MAX, EncodedDocument, EntropyAnswer, EntropyCheck, Past, TopicRef,
+    entropy_item,
 };
 use groupcast_policy::doc::{Digest, Document, Edit};
 use groupcast_policy::ids::HostId;
@@ -19,6 +21,8 @@ pub const HISTORY_BYTES_MAX: usize = 4_096;
 #[derive(Debug, Clone, Default)]
 struct Kept {
     document: Document,
+    /// The document as hosts get it, from the first time one asks until it changes: a thousand hosts may ask at once.
+    encoded: OnceCell<EncodedDocument>,
     revision: u64,
     /// The deltas after `base`, oldest first.
     history: VecDeque<Past>,
@@ -41,6 +45,10 @@ impl Kept {
         self.history.clear();
         self.history_bytes = 0;
         self.base = revision;
+    }
+
+    fn encoded(&self) -> &EncodedDocument {
+        self.encoded.get_or_init(|| EncodedDocument::new(&self.document))
     }
 
     /// The deltas that lead from `revision` to now, if they are all still here.
@@ -152,6 +160,7 @@ impl Replica {
             if *edit != Edit::Reset {
                 // Judged above.
                 let _ = kept.document.apply(edit);
+                kept.encoded = OnceCell::new();
             }
             kept.revision = message.revision;
             if message.delta.edit == Edit::Reset {
@@ -177,6 +186,7 @@ impl Replica {
         for (topic, revision, document) in documents {
             let kept = replica.entry(&topic);
             kept.document = document;
+            kept.encoded = OnceCell::new();
             kept.revision = revision;
             kept.base = revision;
         }
@@ -210,12 +220,12 @@ impl Replica {
             } else if let Some(past) = (held != 0).then(|| kept.after(held)).flatten() {
                 writer.push_deltas(reference, is_needed, kept.revision, &past);
             } else {
-                writer.push_document(reference, is_needed, kept.revision, &kept.document);
+                writer.push_encoded(reference, is_needed, kept.revision, kept.encoded());
             }
         }
         for topic in needed {
             let kept = self.topics.get(&topic).unwrap_or(&absent);
-            writer.push_document(TopicRef::Named(topic), true, kept.revision, &kept.document);
+            writer.push_encoded(TopicRef::Named(topic), true, kept.revision, kept.encoded());
         }
         writer.finish()
     }

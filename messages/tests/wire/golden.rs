@@ -47,7 +47,8 @@ fn group(id: &str) -> GroupId {
 
 fn delta(token: &str, edit: Edit, golden: &str) {
     let digest = Digest(0x0102_0304_0506_0708);
-    let delta = Delta { term: 3, change: 10_000_000, position: 1, edit, digest, companions: Companions::NONE, tally: None };
+    let delta =
+        Delta { term: 3, change: 10_000_000, position: 1, edit, digest, companions: Companions::NONE, tally: None, spread_ms: 0 };
     // What all these have in common.
     let head = "a17601  a17403  a163ce00989680  a164cf0102030405060708";
     let golden = golden.replace("[head]", head) + "\na16b ce35c26d4c # k: the seal, over all but the edit";
@@ -221,6 +222,7 @@ fn delta_of_a_batch() {
         digest: Digest::ABSENT,
         companions: Companions::Listed(vec![TopicHash(0x1122_3344_5566_7788), TopicHash(1)]),
         tally: None,
+        spread_ms: 0,
     };
     let decode = |bytes: &[u8]| Delta::decode(&topic("host.h1"), bytes);
     same(

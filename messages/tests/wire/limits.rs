@@ -46,7 +46,7 @@ fn topics_with_revisions() {
 // ---- edits
 
 fn delta(edit: Edit) -> Delta {
-    Delta { term: 1, change: 2, position: 1, edit, digest: Digest(3), companions: Companions::NONE, tally: None }
+    Delta { term: 1, change: 2, position: 1, edit, digest: Digest(3), companions: Companions::NONE, tally: None, spread_ms: 0 }
 }
 
 /// Sends an edit, and has the writer's own check agree with the reader.

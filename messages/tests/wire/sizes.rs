@@ -17,7 +17,16 @@ const CUT: Cut = Cut { term: 10_000, lead: 1_000_000 };
 fn join(member: Prefix) -> usize {
     let edit = Edit::Members { add: vec![member], remove: vec![] };
     let digest = Digest(0xfedc_ba98_7654_3210);
-    let delta = Delta { term: 10_000, change: 10_000_000, position: 1, edit, digest, companions: Companions::NONE, tally: None };
+    let delta = Delta {
+        term: 10_000,
+        change: 10_000_000,
+        position: 1,
+        edit,
+        digest,
+        companions: Companions::NONE,
+        tally: None,
+        spread_ms: 0,
+    };
     delta.encode().len()
 }
 

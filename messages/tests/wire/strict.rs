@@ -207,7 +207,16 @@ fn a_damaged_delta_is_refused_or_differs_in_its_edit_only() {
     let listed = Companions::Listed(vec![TopicHash(7), TopicHash(1 << 60)]);
     for (companions, tally) in [(Companions::NONE, None), (listed, None), (Companions::Tallied, Some(Tally { count: 3, xor: 9 }))]
     {
-        let sent = Delta { term: 6, change: 1_000, position: 3, edit: edit.clone(), digest: Digest(0xfeed), companions, tally };
+        let sent = Delta {
+            term: 6,
+            change: 1_000,
+            position: 3,
+            edit: edit.clone(),
+            digest: Digest(0xfeed),
+            companions,
+            tally,
+            spread_ms: 7,
+        };
         let bytes = sent.encode();
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();

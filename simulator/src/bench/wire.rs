@@ -47,7 +47,16 @@ pub async fn run() -> anyhow::Result<Report> {
 
 fn delta(document: &Document, edit: &Edit) -> anyhow::Result<Delta> {
     let digest = document.outcome(edit)?.digest;
-    Ok(Delta { term: TERM, change: CHANGE, position: 1, edit: edit.clone(), digest, companions: Companions::NONE, tally: None })
+    Ok(Delta {
+        term: TERM,
+        change: CHANGE,
+        position: 1,
+        edit: edit.clone(),
+        digest,
+        companions: Companions::NONE,
+        tally: None,
+        spread_ms: 0,
+    })
 }
 
 /// Publishes both deltas through a TOPICS stream and counts what a host's socket receives for the second.

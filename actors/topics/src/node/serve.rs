@@ -13,6 +13,10 @@ pub const REQUESTS_MAX: usize = 65_536;
 /// Pause after a read of the head that told nothing.
 const READ_RETRY_MS: u64 = 50;
 
+/// Requests answered before the answers are sent: when a thousand hosts ask at once, the bus carries the first answers while the
+/// next ones are written, and no memory is needed for all of them.
+const REPLIES_AT_ONCE: usize = 8;
+
 #[derive(Debug, Default)]
 pub(super) struct Serve {
     /// Came while a head read was under way: the next one counts for them.
@@ -24,6 +28,9 @@ pub(super) struct Serve {
     before_cut: Vec<(u64, u64, Waiting)>,
     /// The replica holds contents that are not published yet: readers would be handed revisions that do not exist.
     pub hold_until_published: bool,
+    /// The last request of each host that waits. A host that asks again has given up on the one before: under load, answering
+    /// both would make the load worse.
+    latest: crate::Map<groupcast_policy::ids::HostId, u64>,
     pub pending_resets: Vec<Topic>,
 }
 
@@ -39,6 +46,9 @@ impl Node {
         let waiting = Waiting { id, request, since_ms: now_ms };
         if self.serve.before_read.len() + self.serve.reading.len() + self.serve.before_cut.len() >= REQUESTS_MAX {
             return self.reply_refusal(waiting, "too many requests are waiting: ask again");
+        }
+        if let Request::Snapshot { host, .. } = &waiting.request {
+            self.serve.latest.insert(host.clone(), id);
         }
         self.serve.before_read.push(waiting);
         self.start_read(now_ms);
@@ -74,17 +84,30 @@ impl Node {
             return;
         }
         let cut = self.replica.cut();
-        let waiting = std::mem::take(&mut self.serve.before_cut);
-        for (term, lead, waiting) in waiting {
-            if (cut.term, cut.lead) >= (term, lead) {
-                self.reply(waiting);
-            } else {
-                self.serve.before_cut.push((term, lead, waiting));
-            }
+        let mut room = REPLIES_AT_ONCE;
+        let ready = |(term, lead, _): &mut (u64, u64, Waiting)| {
+            let now = (cut.term, cut.lead) >= (*term, *lead) && room > 0;
+            room -= usize::from(now);
+            now
+        };
+        let ready: Vec<_> = self.serve.before_cut.extract_if(.., ready).collect();
+        for (_, _, waiting) in ready {
+            self.reply(waiting);
         }
     }
 
+    fn is_ready(&self, (term, lead, _): &(u64, u64, Waiting)) -> bool {
+        let cut = self.replica.cut();
+        (cut.term, cut.lead) >= (*term, *lead) && self.follow.is_synced() && !self.serve.hold_until_published
+    }
+
     fn reply(&mut self, waiting: Waiting) {
+        if let Request::Snapshot { host, .. } = &waiting.request {
+            if self.serve.latest.get(host) != Some(&waiting.id) {
+                return self.out.push(Effect::Reply { id: waiting.id, payloads: Vec::new() });
+            }
+            self.serve.latest.remove(host);
+        }
         let chunk_bytes_max = self.settings.chunk_bytes_max;
         let payloads = match &waiting.request {
             Request::Snapshot { host, payload } => match Ask::decode(payload) {
@@ -128,11 +151,16 @@ impl Node {
     }
 
     pub(super) fn tick_serve(&mut self, now_ms: u64) {
+        self.serve_advanced();
         let limit = self.settings.serve_wait_ms;
         let late = |waiting: &Waiting| waiting.since_ms + limit <= now_ms;
         let mut refused: Vec<Waiting> = Vec::new();
         refused.extend(self.serve.before_read.extract_if(.., |waiting| late(waiting)));
-        refused.extend(self.serve.before_cut.extract_if(.., |(_, _, waiting)| late(waiting)).map(|(_, _, waiting)| waiting));
+        // Those that only wait for their turn are answered, however late.
+        let (cut, open) = (self.replica.cut(), self.follow.is_synced() && !self.serve.hold_until_published);
+        let behind = |term: u64, lead: u64| !open || (cut.term, cut.lead) < (term, lead);
+        let too_late = self.serve.before_cut.extract_if(.., |(term, lead, waiting)| behind(*term, *lead) && late(waiting));
+        refused.extend(too_late.map(|(_, _, waiting)| waiting));
         for waiting in refused {
             self.reply_refusal(waiting, "this controller is behind the stream: ask again");
         }
@@ -144,6 +172,7 @@ impl Node {
         let refuse = waiting.map(|waiting| waiting.since_ms).min().map(|since| since + self.settings.serve_wait_ms);
         let unread = !self.serve.before_read.is_empty() && self.head_read_ms.is_none() && self.connected;
         let read = unread.then_some(self.serve.read_after_ms);
-        [refuse, read].into_iter().flatten().min()
+        let ready = self.serve.before_cut.iter().any(|waiting| self.is_ready(waiting)).then_some(0);
+        [refuse, read, ready].into_iter().flatten().min()
     }
 }

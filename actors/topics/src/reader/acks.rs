@@ -33,6 +33,10 @@ impl Acks {
         });
     }
 
+    pub fn not_before(&mut self, ms: u64) {
+        self.next_ms = self.next_ms.max(ms);
+    }
+
     pub fn forget(&mut self, topic: TopicHash) {
         self.committed.remove(&topic);
         self.in_force.remove(&topic);

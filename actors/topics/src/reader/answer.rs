@@ -72,7 +72,7 @@ fn items(asked: &[Topic], assembly: Assembly) -> Result<(Cut, Map<Topic, Item>),
                         return Err("a part is of another kind than its topic");
                     }
                     let (document, of) = open.entry(topic.clone()).or_insert((Document::absent(), digest));
-                    if *of != digest || document.apply(&edit).is_err() {
+                    if *of != digest || document.apply_owned(edit).is_err() {
                         return Err("the parts of a document do not fit together");
                     }
                     if !last {

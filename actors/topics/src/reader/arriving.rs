@@ -8,6 +8,8 @@ use groupcast_policy::doc::{Document, Edit, EditError};
 use groupcast_policy::needs::{Documents, Needs};
 use groupcast_policy::topic::Topic;
 
+use crate::batch::SPREAD_MS_MAX;
+
 use super::{Commit, Effect, Incident, PENDING_DELTAS_MAX, Reader, Store};
 
 #[derive(Debug)]
@@ -110,7 +112,7 @@ impl Reader {
             match self.judge(cut, batch) {
                 Judgement::Ready => {
                     if let Some((cut, batch)) = self.batches.pop_first() {
-                        self.commit(cut, batch);
+                        self.commit(cut, batch, now_ms);
                     }
                 }
                 Judgement::Covered => {
@@ -237,7 +239,12 @@ impl Reader {
         gained
     }
 
-    fn commit(&mut self, cut: Cut, batch: Batch) {
+    fn commit(&mut self, cut: Cut, batch: Batch, now_ms: u64) {
+        let spread_ms = batch.deltas.values().map(|arrived| arrived.delta.spread_ms).max().unwrap_or(0).min(SPREAD_MS_MAX);
+        if spread_ms > 0 {
+            let half = u64::from(spread_ms / 2);
+            self.acks.not_before(now_ms + half + self.random.below(half + 1));
+        }
         self.pending -= batch.deltas.len();
         let mut commit = self.new_commit(cut);
         for (topic, arrived) in batch.deltas {

@@ -11,6 +11,9 @@ use super::{Effect, Incident, Reader, Settings};
 /// Never ask again sooner than this after a request that did not help.
 const ASK_BACKOFF_MIN_MS: u64 = 20;
 
+/// A request is given eight times the usual time at most.
+const ASK_TIMEOUT_DOUBLINGS_MAX: u32 = 3;
+
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub number: u32,
@@ -42,9 +45,14 @@ impl Repair {
         self.staged.clear();
     }
 
+    /// Grows with every failure: a service that a whole fleet asks at once is slow, and asking sooner makes it slower.
+    fn timeout_ms(&self, settings: &Settings) -> u64 {
+        settings.ask_timeout_ms << self.failures.min(ASK_TIMEOUT_DOUBLINGS_MAX)
+    }
+
     pub fn deadline(&self, flushed: bool, settings: &Settings) -> Option<u64> {
         match &self.in_flight {
-            Some(ask) => Some(ask.sent_ms + settings.ask_timeout_ms),
+            Some(ask) => Some(ask.sent_ms + self.timeout_ms(settings)),
             None if flushed => self.due_ms,
             None => None,
         }
@@ -68,7 +76,7 @@ impl Reader {
 
     pub(super) fn tick_repair(&mut self, now_ms: u64) {
         if let Some(ask) = &self.repair.in_flight {
-            if now_ms < ask.sent_ms + self.settings.ask_timeout_ms {
+            if now_ms < ask.sent_ms + self.repair.timeout_ms(&self.settings) {
                 return;
             }
             self.repair.in_flight = None;

@@ -140,6 +140,7 @@ pub fn delta(random: &mut Random, topic: &Topic) -> Delta {
             Companions::Listed(topics.into_iter().collect())
         },
         tally: random.chance(3).then(|| Tally { count: random.small(), xor: random.small() }),
+        spread_ms: if random.chance(3) { random.small() } else { 0 },
     }
 }
 
