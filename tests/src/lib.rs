@@ -1,7 +1,9 @@
 //! What the end-to-end tests share: a bus of their own, controllers and hosts on it, and the words to say what should happen.
 
+pub mod desk;
 pub mod fleet;
 pub mod marks;
+pub mod relay;
 pub mod world;
 
 pub use world::World;

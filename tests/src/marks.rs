@@ -92,13 +92,24 @@ impl Marks {
         unreachable!()
     }
 
+    /// A change turned out never to have been published.
+    pub fn forget(&self, number: u32) {
+        let mut history = self.0.lock().expect("lock");
+        history.touched.values_mut().for_each(|touched| touched.retain(|at| *at != number));
+    }
+
     /// The number of the last change made.
     pub fn last(&self) -> u32 {
         FIRST + self.0.lock().expect("lock").made
     }
 
-    pub fn committed_at(&self, number: u32) -> Option<Instant> {
-        self.0.lock().expect("lock").committed.get(&number).copied()
+    /// When the first of the changes after `from` and up to `to` that touch any of these topics was committed.
+    fn earliest_commit<'a>(&self, topics: impl Iterator<Item = &'a Topic>, from: u32, to: u32) -> Option<Instant> {
+        let history = self.0.lock().expect("lock");
+        let touched = topics.filter_map(|topic| history.touched.get(topic));
+        let first = |touched: &Vec<u32>| touched.get(touched.partition_point(|number| *number <= from)).copied();
+        let number = touched.filter_map(first).filter(|number| *number <= to).min()?;
+        history.committed.get(&number).copied()
     }
 
     /// Checks that the documents show the state after one change, whole. Returns that change's number.
@@ -127,7 +138,11 @@ impl Marks {
         let wrong = node.inspect(move |node, _| {
             let replica = node.replica();
             let found = |topic: &Topic| mark_of(replica.document(topic));
-            expected.iter().filter(|(topic, mark)| found(topic) != *mark).map(|(t, m)| (t.clone(), *m, found(t))).collect::<Vec<_>>()
+            expected
+                .iter()
+                .filter(|(topic, mark)| found(topic) != *mark)
+                .map(|(t, m)| (t.clone(), *m, found(t)))
+                .collect::<Vec<_>>()
         });
         let wrong = wrong.await.expect("the node lives");
         assert!(wrong.is_empty(), "acknowledged changes are lost (topic, acknowledged, found): {wrong:?}");
@@ -145,6 +160,9 @@ struct Seen {
     wrong: Vec<String>,
     commits: u64,
     cut: Option<Cut>,
+    /// Where a topic was last changed.
+    cuts: BTreeMap<Topic, Cut>,
+    /// Term and revision of what is exposed.
     revisions: BTreeMap<Topic, (u64, u64)>,
     change: u32,
     longest: Duration,
@@ -192,18 +210,24 @@ impl Seen {
             return Err(format!("went back from {:?}", self.cut));
         }
         self.cut = cut;
-        let term = cut.map_or(0, |cut| cut.term);
         for (topic, edit) in &commit.edits {
-            let revision = reader.revision(topic).unwrap_or(0);
-            let before = self.revisions.insert(topic.clone(), (term, revision));
-            // A document fetched anew may stand where it stood; an edit never does.
-            let again = before.is_some_and(|(t, before)| t == term && (revision < before || (edit.is_some() && revision == before)));
-            if again {
-                return Err(format!("{topic} was applied twice: revision {revision} after {before:?}"));
+            // An edit leads from one cut to a later one; a document fetched anew stands at the cut of the answer.
+            let before = self.cuts.get(topic).copied();
+            if edit.is_some() && before.is_some_and(|before| commit.cut <= before) {
+                return Err(format!("{topic} is edited again at {:?} after {before:?}", commit.cut));
+            }
+            self.cuts.insert(topic.clone(), before.unwrap_or_default().max(commit.cut));
+        }
+        for (topic, _) in reader.documents() {
+            let now = (cut.map_or(0, |cut| cut.term), reader.revision(topic).unwrap_or(0));
+            let before = self.revisions.insert(topic.clone(), now).unwrap_or_default();
+            if now < before {
+                return Err(format!("{topic} went back to {now:?} from {before:?}"));
             }
         }
         for topic in &commit.dropped {
             self.revisions.remove(topic);
+            self.cuts.remove(topic);
         }
         let change = marks.check(reader.documents())?;
         if change < self.change && commit.dropped.is_empty() {
@@ -211,10 +235,8 @@ impl Seen {
         }
         let now = Instant::now();
         let (_, joined) = *self.first.get_or_insert((now, change));
-        for number in (self.change.max(joined) + 1)..=change {
-            if let Some(at) = marks.committed_at(number) {
-                self.longest = self.longest.max(now.saturating_duration_since(at));
-            }
+        if let Some(at) = marks.earliest_commit(reader.documents().map(|(topic, _)| topic), self.change.max(joined), change) {
+            self.longest = self.longest.max(now.saturating_duration_since(at));
         }
         self.change = change;
         Ok(())

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use groupcast_bus_config::accounts::Role;
 use groupcast_bus_config::connect::{self, Events, Options};
 use groupcast_bus_config::server::{Cluster, Config, Server};
-use groupcast_bus_config::streams;
+use groupcast_bus_config::{streams, subjects};
 use groupcast_messages::Cut;
 use groupcast_policy::doc::{Document, Edit};
 use groupcast_policy::ids::HostId;
@@ -98,13 +98,51 @@ impl World {
 
     /// A connection to one server only, which comes back quickly: tests do not want a fleet's patience.
     pub async fn connect(&self, node: usize, role: Role, name: &str) -> (async_nats::Client, Events) {
+        connect_to(self.url(node), role, name).await
+    }
+
+    /// A connection that goes wherever a server answers, for looking on.
+    pub async fn observer(&self, name: &str) -> async_nats::Client {
+        let servers = match &self.bus {
+            Bus::One(server) => vec![server.url()],
+            Bus::Three(cluster) => cluster.urls(),
+        };
         let name = HostId::new(name).expect("a name");
-        let options = Options::new(&[self.url(node)], role, &name).reconnect_delay_max(Duration::from_millis(200));
-        connect::connect(options).await.expect("the bus can be reached")
+        let options = Options::new(&servers, Role::Controller, &name).reconnect_delay_max(Duration::from_millis(200));
+        connect::connect(options).await.expect("the bus can be reached").0
+    }
+
+    /// The cluster's node that leads the TOPICS stream, when there is one.
+    pub async fn topics_leader(&self, client: &async_nats::Client) -> usize {
+        let Bus::Three(cluster) = &self.bus else { return 0 };
+        let start = Instant::now();
+        loop {
+            let answer = ask(client, "STREAM.INFO").await;
+            let leader = answer.as_ref().and_then(|answer| answer["cluster"]["leader"].as_str());
+            if let Some(node) = leader.and_then(|leader| cluster.node_named(leader)) {
+                return node;
+            }
+            assert!(start.elapsed() < DEADLINE, "TOPICS has no leader: {answer:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     pub async fn node(&mut self, server: usize, name: &str) -> NodeHandle {
         self.node_with(server, name, true).await
+    }
+
+    /// A controller that lives in a runtime of its own, with its connection: shutting that down is what a kill is to a process.
+    pub async fn node_in(&mut self, runtime: &tokio::runtime::Runtime, server: usize, name: &str) -> NodeHandle {
+        self.seed += 1;
+        let (url, seed, lease_ms, replicas, desired) =
+            (self.url(server), self.seed, self.lease_ms, self.replicas, self.desired.clone());
+        let name = name.to_owned();
+        let started = runtime.spawn(async move {
+            let (client, events) = connect_to(url, Role::Controller, &name).await;
+            let settings = node::Settings { name, lease_ms, ..Default::default() };
+            spawn_node(client, events, settings, replicas, seed, Box::new(move || desired.lock().expect("lock").clone()))
+        });
+        started.await.expect("the controller starts")
     }
 
     /// A controller that serves but never leads.
@@ -113,7 +151,12 @@ impl World {
     }
 
     async fn node_with(&mut self, server: usize, name: &str, candidate: bool) -> NodeHandle {
-        let (client, events) = self.connect(server, Role::Controller, name).await;
+        self.node_at(self.url(server), name, candidate).await
+    }
+
+    /// A controller that connects to this address.
+    pub async fn node_at(&mut self, url: String, name: &str, candidate: bool) -> NodeHandle {
+        let (client, events) = connect_to(url, Role::Controller, name).await;
         let settings = node::Settings { name: name.to_owned(), candidate, lease_ms: self.lease_ms, ..Default::default() };
         self.seed += 1;
         let desired = self.desired.clone();
@@ -136,6 +179,19 @@ impl World {
     pub async fn host(&mut self, server: usize, name: &str) -> Host {
         self.host_watched(server, name, Box::new(|_, _| true)).await
     }
+}
+
+async fn connect_to(url: String, role: Role, name: &str) -> (async_nats::Client, Events) {
+    let name = HostId::new(name).expect("a name");
+    let options = Options::new(&[url], role, &name).reconnect_delay_max(Duration::from_millis(200));
+    connect::connect(options).await.expect("the bus can be reached")
+}
+
+/// A JetStream request about TOPICS; `None` when nobody answers.
+pub async fn ask(client: &async_nats::Client, verb: &str) -> Option<serde_json::Value> {
+    let request = client.request(subjects::js_api(verb, streams::TOPICS.name), "".into());
+    let answer = tokio::time::timeout(Duration::from_secs(2), request).await.ok()?.ok()?;
+    serde_json::from_slice(&answer.payload).ok()
 }
 
 pub struct Host {

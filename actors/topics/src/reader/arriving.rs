@@ -145,6 +145,9 @@ impl Reader {
     }
 
     fn judge(&self, cut: Cut, batch: &Batch) -> Judgement {
+        if self.is_surely_incomplete(batch) {
+            return Judgement::Incomplete;
+        }
         let (mut covered, mut restarted) = (0, false);
         for (topic, arrived) in &batch.deltas {
             let Some(held) = self.held.0.get(topic) else { return Judgement::Unsynced };
@@ -188,6 +191,13 @@ impl Reader {
     fn left_behind(&self, batch: &Batch) -> Option<Topic> {
         let renewed = |topic: &Topic| batch.deltas.get(topic).is_some_and(|arrived| arrived.delta.edit == Edit::Reset);
         self.held.0.iter().find(|(topic, held)| held.revision != 0 && !renewed(topic)).map(|(topic, _)| topic.clone())
+    }
+
+    /// Told by a count alone: a batch too large to be listed would be looked through once for each of its messages otherwise.
+    fn is_surely_incomplete(&self, batch: &Batch) -> bool {
+        let tallied = batch.deltas.first_key_value().is_some_and(|(_, first)| first.delta.companions == Companions::Tallied);
+        let own = || batch.deltas.get(&Topic::Host(self.host.clone())).and_then(|arrived| arrived.delta.tally);
+        tallied && own().is_none_or(|tally| batch.deltas.len() <= tally.count as usize)
     }
 
     /// Whether everything of the batch that this host follows has arrived.
