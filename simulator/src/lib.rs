@@ -2,7 +2,7 @@
 //!
 //! - [`lean`]: a NATS client for thousands of connections in one process
 //! - [`host`]: a simulated host: the real reader of topics over that client
-//! - [`bench`]: the benchmarks
+//! - [`mod@bench`]: the benchmarks
 
 pub mod bench;
 pub mod host;

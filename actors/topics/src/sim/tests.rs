@@ -16,23 +16,42 @@ fn seeds(few: u64, many: u64) -> std::ops::Range<u64> {
     }
 }
 
+/// Nothing is lost: every exposed state is exactly the one at its cut.
 #[test]
 fn quiet() {
-    for seed in seeds(300, 3_000) {
+    for seed in seeds(200, 3_000) {
         let outcome = run(seed, Faults::none(), 5_000);
         assert!(outcome.batches > 20 && outcome.commits > 20, "seed {seed}: {outcome:?}");
     }
 }
 
+/// Everything goes wrong, for long.
 #[test]
-fn stormy() {
+fn storms() {
+    campaign(seeds(300, 10_000), 15_000);
+}
+
+/// Everything goes wrong, briefly and in many ways.
+#[test]
+fn showers() {
+    campaign(seeds(1_500, 50_000), 3_000);
+}
+
+/// An hour of simulated storms when run in full: several thousand contests for the lead, never two winners.
+fn campaign(seeds: std::ops::Range<u64>, ms: u64) {
     let mut total = Outcome::default();
-    for seed in seeds(300, 10_000) {
-        let outcome = run(seed, Faults::all(), 15_000);
+    let many = seeds.end - seeds.start > 1;
+    for seed in seeds {
+        let outcome = run(seed, Faults::all(), ms);
         total.leaders += outcome.leaders;
         total.lives += outcome.lives;
         total.tallied += outcome.tallied;
         total.batches += outcome.batches;
+        total.commits += outcome.commits;
+        total.crashes += outcome.crashes;
+        total.asks += outcome.asks;
     }
     eprintln!("{total:?}");
+    // A campaign in which nothing happened would prove nothing.
+    assert!(!many || (total.tallied > 100 && total.lives > 100 && total.crashes > 100 && total.leaders > 500), "{total:?}");
 }

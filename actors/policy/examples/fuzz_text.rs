@@ -1,6 +1,6 @@
 //! Feeds random and mutated inputs to every reader of outside text: rule lines, selectors, YAML, JSON and the dialects.
 //!
-//! `cargo run --release -p groupcast-policy --example fuzz -- [INPUTS] [SEED]`
+//! `cargo run --release -p groupcast-policy --example fuzz_text -- [INPUTS] [SEED]`
 //!
 //! Any panic ends the run and shows seed and input number, which replay it. Whatever is accepted must print and read back as
 //! the same.
