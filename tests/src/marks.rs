@@ -112,21 +112,27 @@ impl Marks {
         history.committed.get(&number).copied()
     }
 
-    /// Checks that the documents show the state after one change, whole. Returns that change's number.
-    pub fn check<'a>(&self, documents: impl Iterator<Item = (&'a Topic, &'a Document)>) -> Result<u32, String> {
+    /// Checks that no change is exposed in part.
+    pub fn check<'a>(&self, documents: impl Iterator<Item = (&'a Topic, &'a Document)>) -> Result<Shown, String> {
         let history = self.0.lock().expect("lock");
         let marks: Vec<(&Topic, u32, &Vec<u32>)> = documents
             .filter_map(|(topic, document)| Some((topic, mark_of(Some(document)), history.touched.get(topic)?)))
             .collect();
         let latest = marks.iter().map(|(_, mark, _)| *mark).max().unwrap_or(0);
-        for (topic, mark, touched) in marks {
-            let place = touched.partition_point(|number| *number <= latest);
-            let wanted = if place == 0 { 0 } else { touched[place - 1] };
-            if mark != wanted {
-                return Err(format!("{topic} shows change {mark} beside change {latest}: should show {wanted}"));
+        let mut missed: Option<u32> = None;
+        for (topic, mark, touched) in &marks {
+            let first = touched.partition_point(|number| number <= mark);
+            for number in touched[first..].iter().take_while(|number| **number <= latest) {
+                let shown =
+                    |(_, mark, touched): &&(&Topic, u32, &Vec<u32>)| mark >= number && touched.binary_search(number).is_ok();
+                if let Some((other, ..)) = marks.iter().find(shown) {
+                    return Err(format!("{topic} shows change {mark} and {other} shows change {number}, which touched both"));
+                }
+                missed = Some(missed.map_or(*number, |before| before.min(*number)));
             }
         }
-        Ok(latest)
+        let missed = missed.and_then(|number| history.committed.get(&number).copied());
+        Ok(Shown { latest, missed })
     }
 
     /// Whether the node has published every change that was made, whole.
@@ -155,6 +161,14 @@ impl Marks {
     }
 }
 
+/// What a state holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Shown {
+    pub latest: u32,
+    /// There is a hole: a whole earlier change is not there, because its messages were lost on the way. When it was committed.
+    pub missed: Option<Instant>,
+}
+
 #[derive(Default)]
 struct Seen {
     wrong: Vec<String>,
@@ -166,6 +180,9 @@ struct Seen {
     revisions: BTreeMap<Topic, (u64, u64)>,
     change: u32,
     longest: Duration,
+    /// The hole that is open, since the missed change was committed.
+    hole: Option<Instant>,
+    holes: Vec<Duration>,
     first: Option<(Instant, u32)>,
 }
 
@@ -195,6 +212,13 @@ impl Witness {
     /// The longest time between a change being committed and this reader exposing it, after its first complete sync.
     pub fn longest_behind(&self) -> Duration {
         self.0.lock().expect("lock").longest
+    }
+
+    /// How long holes stayed open: from the commit of a change that was missed to the state in which it was made up for.
+    pub fn holes(&self) -> Vec<Duration> {
+        let seen = self.0.lock().expect("lock");
+        assert!(seen.hole.is_none(), "a hole is open at the end");
+        seen.holes.clone()
     }
 
     pub fn commits(&self) -> u64 {
@@ -229,11 +253,15 @@ impl Seen {
             self.revisions.remove(topic);
             self.cuts.remove(topic);
         }
-        let change = marks.check(reader.documents())?;
+        let Shown { latest: change, missed } = marks.check(reader.documents())?;
         if change < self.change && commit.dropped.is_empty() {
             return Err(format!("shows change {change} after change {}", self.change));
         }
         let now = Instant::now();
+        match missed {
+            Some(at) => self.hole = Some(self.hole.map_or(at, |before| before.min(at))),
+            None => self.holes.extend(self.hole.take().map(|at| now.saturating_duration_since(at))),
+        }
         let (_, joined) = *self.first.get_or_insert((now, change));
         if let Some(at) = marks.earliest_commit(reader.documents().map(|(topic, _)| topic), self.change.max(joined), change) {
             self.longest = self.longest.max(now.saturating_duration_since(at));

@@ -58,7 +58,8 @@ async fn joins_while_the_writer_never_rests_end_equal_with_nothing_applied_twice
         }
     };
     let join = async {
-        let (mut holes, mut states, start, before) = (Vec::new(), 0, Instant::now(), marks.last());
+        let (mut holes, mut behind, mut states) = (Vec::new(), Vec::new(), 0);
+        let (start, before) = (Instant::now(), marks.last());
         for _ in 0..joins / WAVE {
             let mut wave = Vec::new();
             for number in 0..WAVE {
@@ -76,21 +77,25 @@ async fn joins_while_the_writer_never_rests_end_equal_with_nothing_applied_twice
                 settled(node, host).await;
                 assert_eq!(host.state().await.1.len(), REMOTES + 3);
                 states += witness.assert_whole();
-                holes.push(witness.longest_behind());
+                behind.push(witness.longest_behind());
+                holes.extend(witness.holes());
             }
             pause.store(false, Ordering::Relaxed);
         }
         stop.store(true, Ordering::Relaxed);
         holes.sort();
-        (holes, states, marks.last() - before, start.elapsed())
+        behind.sort();
+        (holes, behind, states, marks.last() - before, start.elapsed())
     };
-    let ((), (holes, states, changes, took)) = tokio::join!(write, join);
+    let ((), (holes, behind, states, changes, took)) = tokio::join!(write, join);
     eprintln!(
-        "{joins} joins of {} topics during {changes} changes in {took:?}, {states} exposed states; a hole stayed open at most: \
-         median {:?}, 99th percentile {:?}, longest {:?}",
+        "{joins} joins of {} topics during {changes} changes in {took:?}, {states} exposed states; {} holes, open for at most {:?}; \
+         a joined host was behind for at most: median {:?}, 99th percentile {:?}, longest {:?}",
         REMOTES + 3,
-        percentile(&holes, 50),
-        percentile(&holes, 99),
-        percentile(&holes, 100),
+        holes.len(),
+        holes.last(),
+        percentile(&behind, 50),
+        percentile(&behind, 99),
+        percentile(&behind, 100),
     );
 }

@@ -91,6 +91,7 @@ async fn changes_of(size: usize, changes: usize) {
     readers.settled(node).await;
     marks.all_published(node).await;
     let states = all.assert_whole() + some.assert_whole() + one.assert_whole();
+    assert!([&all, &some, &one].iter().all(|witness| witness.holes().is_empty()), "every change in its turn");
     none.client.flush().await.unwrap();
     let after = received();
     assert_eq!(after.0, before.0, "messages to a host that follows none of it");
