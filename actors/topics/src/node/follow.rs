@@ -133,7 +133,7 @@ impl Node {
 
     /// Applies the batches that are complete. A leader applies its own when they are acknowledged.
     pub(super) fn drain(&mut self, now_ms: u64) {
-        while self.follow.is_synced() && !self.is_leading() {
+        while self.follow.is_synced() && self.is_following() {
             let cut = self.replica.cut();
             let Some((&sequence, first)) = self.follow.buffer.first_key_value() else {
                 self.follow.gap_since_ms = None;
@@ -212,6 +212,11 @@ impl Node {
 
     /// Asks another controller for everything.
     pub(super) fn fetch(&mut self, now_ms: u64) {
+        if !self.is_following() {
+            // Whoever claims the lead stands at the head; a copy from elsewhere could only be older. If the claim comes to nothing
+            // the head is read again.
+            return;
+        }
         self.follow.gap_since_ms = None;
         self.follow.last_ask = self.follow.last_ask.wrapping_add(1);
         let ask = self.follow.last_ask;

@@ -114,8 +114,12 @@ enum Verdict {
 }
 
 impl Node {
+    pub(super) fn is_following(&self) -> bool {
+        matches!(self.role, Role::Following { .. })
+    }
+
     pub(super) fn lead_seen(&mut self, sequence: u64, lead: &Lead, now_ms: u64) {
-        if self.serve.hold_until_published && !self.is_leading() && self.follow.is_synced() {
+        if self.serve.hold_until_published && self.is_following() && self.follow.is_synced() {
             // Somebody leads after all: what was compiled here to be published is not what is published.
             self.fetch(now_ms);
         }
@@ -551,8 +555,8 @@ impl Node {
 
     fn follow_again(&mut self, now_ms: u64, vacant: bool) {
         let was = std::mem::replace(&mut self.role, Role::Following { since_ms: now_ms, vacant });
+        self.drain(now_ms); // what others published while this node was occupied with itself
         if let Role::Leading(mut reign) = was {
-            self.drain(now_ms); // what the next leader published while this one still believed in itself
             self.out.push(Effect::Deposed { term: reign.term });
             let flying = reign.flight.take().and_then(|flight| flight.batch.proposal);
             for number in flying.into_iter().chain(reign.queue.drain(..).map(|proposal| proposal.number)) {

@@ -112,7 +112,8 @@ pub enum Effect {
     Report(Incident),
 }
 
-/// One step of the exposed state: all of it or nothing becomes effective.
+/// One step of the exposed state: all of it or nothing becomes effective. Several may come out of one event, and the reader's
+/// documents are those after the last of them: whoever enforces takes all commits of an event together.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Commit {
     pub number: u64,
@@ -232,6 +233,7 @@ impl Reader {
         }
     }
 
+    /// What to do, in this order.
     pub fn handle(&mut self, event: Event<'_>, now_ms: u64) -> Vec<Effect> {
         match event {
             Event::Connected => self.connected(now_ms),

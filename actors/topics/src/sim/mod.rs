@@ -1,8 +1,8 @@
 //! A simulated bus for the machines: one thread, a simulated clock, everything random drawn from one seed.
 //!
 //! It loses, delays, duplicates and reorders messages, crashes hosts and controllers, partitions them, restarts the server with and
-//! without its stream, and answers publishes late, wrongly or not at all. [`check`] watches every state a host exposes, and
-//! compares the end with what was desired. A failure names its seed, and the seed replays it.
+//! without its stream, and answers publishes late, wrongly or not at all. Checkers watch every state a host exposes, and
+//! compare the end with what was desired. A failure names its seed, and the seed replays it.
 
 mod bus;
 mod check;
