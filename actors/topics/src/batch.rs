@@ -159,10 +159,10 @@ fn encode(topic: Topic, mut delta: Delta) -> OutgoingMessage {
     OutgoingMessage { topic, delta, payload, meaning: Some(meaning) }
 }
 
-/// How far the acknowledgements of so many hosts are spread: a controller takes about 25 of them per millisecond besides its other
-/// work. A few hosts answer at once.
+/// How far the acknowledgements of so many hosts are spread: ten a millisecond leave the bus and the
+/// controller free for the change itself. A few hosts answer at once.
 pub fn spread_ms(hosts: usize) -> u32 {
-    if hosts < SPREAD_HOSTS_MIN { 0 } else { u32::try_from(hosts / 25).unwrap_or(SPREAD_MS_MAX).min(SPREAD_MS_MAX) }
+    if hosts < SPREAD_HOSTS_MIN { 0 } else { u32::try_from(hosts / 10).unwrap_or(SPREAD_MS_MAX).min(SPREAD_MS_MAX) }
 }
 
 /// What each host that follows any of the topics must hold of the batch. Its own topic's message is where it finds the tally, so

@@ -257,10 +257,11 @@ impl Reader {
         }
         self.pending -= batch.deltas.len();
         let mut commit = self.new_commit(cut);
+        let mut dropping = false;
         for (topic, arrived) in batch.deltas {
             let same_content = arrived.delta.edit == Edit::Reset;
             if !same_content {
-                self.needs.edit(&topic, &arrived.delta.edit, &self.held);
+                dropping |= !self.needs.edit(&topic, &arrived.delta.edit, &self.held).lost.is_empty();
             }
             let Some(held) = self.held.0.get_mut(&topic) else { continue };
             if !same_content && held.document.apply(&arrived.delta.edit).is_err() {
@@ -274,7 +275,10 @@ impl Reader {
             }
         }
         self.cut = self.cut.max(Some(cut));
-        commit.dropped = self.unsubscribe_unneeded();
+        if dropping {
+            // Looks at every topic of the host, which a member's coming and going must not.
+            commit.dropped = self.unsubscribe_unneeded();
+        }
         self.out.push(Effect::Commit(commit));
     }
 
