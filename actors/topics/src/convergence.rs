@@ -78,11 +78,14 @@ pub struct Convergence {
     hosts: Map<HostId, Host>,
     batches: BTreeMap<u64, Batch>,
     next: u64,
+    /// No nudge is due before this. Acknowledgements do not move it, so it may be too early, never too late: looking at every
+    /// host for every acknowledgement would cost the square of the fleet.
+    quiet_until_ms: Option<u64>,
 }
 
 impl Convergence {
     pub fn new(settings: Settings) -> Self {
-        Self { settings, cut: Cut::default(), hosts: Map::default(), batches: BTreeMap::new(), next: 0 }
+        Self { settings, cut: Cut::default(), hosts: Map::default(), batches: BTreeMap::new(), next: 0, quiet_until_ms: None }
     }
 
     /// A batch was committed; from now on its span is waited for.
@@ -100,6 +103,10 @@ impl Convergence {
         self.batches.insert(number, batch);
         // Hosts were told to take their time.
         let patience_ms = self.settings.nudge_after_ms + u64::from(spread_ms(committed.span.len()));
+        if !committed.span.is_empty() {
+            let due = now_ms + patience_ms;
+            self.quiet_until_ms = Some(self.quiet_until_ms.map_or(due, |earlier| earlier.min(due)));
+        }
         for (host, topics) in &committed.span {
             let host = self.hosts.entry(host.clone()).or_insert_with(|| Host {
                 state: HostState::Enforcing,
@@ -165,11 +172,15 @@ impl Convergence {
     /// The stream elected a new leader: what it was about to republish may be lost. Everyone behind is told at once.
     pub fn stream_leader_changed(&mut self, now_ms: u64) {
         self.hosts.values_mut().for_each(|host| host.nudge_ms = host.nudge_ms.min(now_ms));
+        self.quiet_until_ms = Some(now_ms);
     }
 
     /// The nudges that are due.
     pub fn tick(&mut self, now_ms: u64) -> Vec<(HostId, Vec<u8>)> {
         let mut nudges = Vec::new();
+        if self.quiet_until_ms.is_none_or(|due| due > now_ms) {
+            return nudges;
+        }
         for (id, host) in &mut self.hosts {
             if host.missing.is_empty() || host.nudge_ms > now_ms {
                 continue;
@@ -179,11 +190,12 @@ impl Convergence {
             let should = host.missing.iter().take(NUDGE_TOPICS_MAX).map(|(topic, revision)| (*topic, *revision)).collect();
             nudges.push((id.clone(), Nudge { cut: self.cut, should }.encode()));
         }
+        self.quiet_until_ms = self.hosts.values().filter(|host| !host.missing.is_empty()).map(|host| host.nudge_ms).min();
         nudges
     }
 
     pub fn deadline_ms(&self) -> Option<u64> {
-        self.hosts.values().filter(|host| !host.missing.is_empty()).map(|host| host.nudge_ms).min()
+        self.quiet_until_ms
     }
 
     /// The newest batch that carries `change`.

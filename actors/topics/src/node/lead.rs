@@ -544,6 +544,11 @@ impl Node {
     fn span<'a>(&mut self, topics: impl Iterator<Item = (&'a Topic, u64)>) -> Vec<(HostId, Vec<(TopicHash, u64)>)> {
         let mut span: std::collections::BTreeMap<HostId, Vec<(TopicHash, u64)>> = Default::default();
         let followers = self.followers();
+        let topics: Vec<(&Topic, u64)> = topics.collect();
+        if let [(topic, revision)] = topics[..] {
+            let reach = vec![(topic.hash64(), revision)];
+            return followers.of(topic).map(|host| (host.clone(), reach.clone())).collect();
+        }
         for (topic, revision) in topics {
             let hash = topic.hash64();
             for host in followers.of(topic) {
