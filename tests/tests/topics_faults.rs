@@ -80,7 +80,8 @@ async fn term_of(hosts: &[(Host, Witness)]) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_server_forgets_its_topics_and_they_are_published_again_under_a_higher_term() {
     if !full() {
-        // A follower that is behind may lead the rebuilding, and only the compiler, which is to come, brings back what it lacks.
+        // Failed once: a reader went back and showed changes in part. Not traced; perhaps a follower that was behind led the
+        // rebuilding from its own copy. An open fault, not a slow test.
         eprintln!("only with ./test --full");
         return;
     }
@@ -278,7 +279,7 @@ impl Gate {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_stalled_reader_delays_nobody_and_catches_up() {
     if !full() {
-        // A host that hangs blocks a thread of the runtime, which two cores do not always forgive.
+        // Failed once after 61 s. Not traced; perhaps the hung host blocks a thread that the others need.
         eprintln!("only with ./test --full");
         return;
     }
