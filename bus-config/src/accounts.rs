@@ -15,7 +15,7 @@ use std::time::Duration;
 use groupcast_policy::ids::HostId;
 use serde_json::{Value, json};
 
-use crate::streams::{ALL, AUDIT, CATALOG, REGISTRY};
+use crate::streams::{ALL, AUDIT, CATALOG, REGISTRY, TOPICS};
 use crate::subjects;
 
 /// The accounts by name, as operators see them.
@@ -94,8 +94,8 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
     let owned = |list: &[&str]| list.iter().map(|subject| (*subject).to_owned()).collect::<Vec<_>>();
     let inbox = subjects::inbox_all(&role.inbox_prefix(name));
     match role {
-        // Not among these: replies from the hosts' account, so that no answer can be steered by a host; deleting and purging
-        // streams; subscribing to what the leader writes, where a refused batch would be visible.
+        // Not among these: replies from the hosts' account, so that no answer can be steered by a host; deleting streams, and
+        // purging any but TOPICS, which begins every life at sequences of its own and holds nothing that is not derived; subscribing to what the leader writes, where a refused batch would be visible.
         Role::Controller => {
             let mut publish = owned(&[
                 subjects::WRITE_ALL,
@@ -111,6 +111,7 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
                 publish.extend(subjects::js_reading(stream.name));
                 publish.extend(["STREAM.CREATE", "STREAM.UPDATE"].map(|operation| subjects::js_api(operation, stream.name)));
             }
+            publish.push(subjects::js_api("STREAM.PURGE", TOPICS.name));
             let mut subscribe = owned(&subjects::SERVICES_ALL);
             subscribe.extend(owned(&[&inbox, subjects::READ_ALL, subjects::REPLICA, subjects::TOPICS_LEADER_ELECTED]));
             Permissions { publish, publish_never: Vec::new(), subscribe }

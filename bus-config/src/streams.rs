@@ -204,16 +204,16 @@ pub async fn ensure_one(client: &Client, stream: &Stream, replicas: usize) -> Re
     }
 }
 
-/// Creates TOPICS anew after it was lost, beginning at `first_sequence`.
-///
-/// Leaders are fenced by sequences. A stream that began at 1 again could, by chance, reach the very sequence that a leader of the
-/// lost one still expects; one that begins at a random place will not. Does nothing but check if the stream exists.
-pub async fn recreate_topics(client: &Client, replicas: usize, first_sequence: u64) -> Result<(), Error> {
-    let mut wanted = TOPICS.config(replicas);
-    wanted["first_seq"] = first_sequence.into();
-    api(client, "STREAM.CREATE", TOPICS.name, &wanted).await?;
-    // Whatever the answer, the stream must now be there and as described.
-    ensure_one(client, &TOPICS, replicas).await
+/// Clears TOPICS up to `first` and has it go on there: every life of the stream has sequences of its own, so that no leader of an
+/// earlier one can find the sequence it expects. Messages at `first` and above stay.
+pub async fn begin_topics(client: &Client, first: u64) -> Result<(), Error> {
+    let answer = api(client, "STREAM.PURGE", TOPICS.name, &serde_json::json!({ "seq": first })).await?;
+    match answer["success"].as_bool() {
+        Some(true) => Ok(()),
+        _ => {
+            Err(Error::BadAnswer { subject: subjects::js_api("STREAM.PURGE", TOPICS.name), reason: answer["error"].to_string() })
+        }
+    }
 }
 
 fn code(answer: &Value) -> Option<u64> {

@@ -1,5 +1,5 @@
 //! The message that leads every batch: fence, progress mark and lease in one. `t` term, `s` since, `b` batch, `n` count, `c` catalogue, `r`
-//! registry, `x` resigning, `l` leader.
+//! registry, `x` resigning, `i` incomplete, `l` leader.
 
 use crate::DecodeError;
 use crate::wire::{self, read_message, required};
@@ -14,7 +14,7 @@ pub struct Cut {
     pub lead: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Lead {
     pub term: u64,
     /// The term under which this life of the TOPICS stream began: revisions of earlier terms belong to a stream that is gone.
@@ -29,6 +29,9 @@ pub struct Lead {
     pub registry: u64,
     /// The leader lets go: a candidate need not wait for the lease to end.
     pub resigning: bool,
+    /// The stream was lost and is being rebuilt: topics are missing from it after this batch. Nobody may conclude from their
+    /// absence that there is nothing to enforce.
+    pub incomplete: bool,
     /// Who leads, for people.
     pub leader: String,
 }
@@ -43,13 +46,14 @@ impl Lead {
             fields.uint(b'c', self.catalog);
             fields.uint(b'r', self.registry);
             fields.flag_unless(false, b'x', self.resigning);
+            fields.flag_unless(false, b'i', self.incomplete);
             fields.text_cut(b'l', &self.leader, LEADER_BYTES_MAX);
         })
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Lead, DecodeError> {
         let (mut term, mut since, mut batch, mut count, mut catalog, mut registry) = (None, None, None, 0, None, None);
-        let (mut resigning, mut leader) = (false, "");
+        let (mut resigning, mut incomplete, mut leader) = (false, false, "");
         read_message(bytes, |key, reader| {
             match key {
                 b't' => term = Some(reader.uint("term")?),
@@ -59,6 +63,7 @@ impl Lead {
                 b'c' => catalog = Some(reader.uint("catalog")?),
                 b'r' => registry = Some(reader.uint("registry")?),
                 b'x' => resigning = reader.flag("resigning")?,
+                b'i' => incomplete = reader.flag("incomplete")?,
                 b'l' => leader = reader.text("leader", LEADER_BYTES_MAX)?,
                 _ => reader.skip()?,
             }
@@ -72,6 +77,7 @@ impl Lead {
             catalog: required(catalog, "catalog")?,
             registry: required(registry, "registry")?,
             resigning,
+            incomplete,
             leader: leader.to_owned(),
         })
     }

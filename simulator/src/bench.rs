@@ -2,6 +2,7 @@
 
 mod bus;
 mod compile;
+mod control;
 mod controller;
 mod fanout;
 mod fixture;
@@ -18,6 +19,8 @@ pub use report::Report;
 pub enum Bench {
     /// A large catalogue compiled from scratch, and single changes in it, against the same at a tenth of the size.
     Compile,
+    /// The whole control plane: from a committed change to its topics, changes a second, take-over and hand-over, against the bus alone.
+    Control(control::Options),
     /// Bytes: of one member's join, as payload and as all a host's socket receives, and of snapshots.
     Wire,
     /// One change of a group that all hosts use: until the last host has applied it, against a plain message of the same bytes.
@@ -30,6 +33,7 @@ impl Bench {
     pub fn name(&self) -> &'static str {
         match self {
             Bench::Compile => "compile",
+            Bench::Control(_) => "control",
             Bench::Wire => "wire",
             Bench::Fanout(_) => "fanout",
             Bench::Join(_) => "join",
@@ -43,6 +47,7 @@ pub fn run(bench: &Bench) -> anyhow::Result<Report> {
     runtime.block_on(async {
         match bench {
             Bench::Compile => compile::run(),
+            Bench::Control(options) => control::run(options).await,
             Bench::Wire => wire::run().await,
             Bench::Fanout(options) => fanout::run(options).await,
             Bench::Join(options) => join::run(options).await,

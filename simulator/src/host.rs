@@ -13,7 +13,8 @@ use crate::lean::{Frame, Handler, MessageFrame, Wire};
 /// Subscription numbers. Topics come after the fixed ones.
 const ANSWERS_SID: u64 = 1;
 const CTL_SID: u64 = 2;
-const FIRST_TOPIC_SID: u64 = 3;
+const OVERHEARD_SID: u64 = 3;
+const FIRST_TOPIC_SID: u64 = 4;
 
 /// Answers are told apart by the token the request named; the payload says which request of that kind it was.
 const SNAP_TOKEN: &str = "s";
@@ -38,6 +39,8 @@ pub trait Observer: Send + 'static {
 pub enum Command {
     /// Begin to follow topics.
     Start,
+    /// Listen to a subject that is no topic; what arrives there goes to the observer only.
+    Overhear(String),
 }
 
 pub struct Host<O> {
@@ -133,6 +136,9 @@ impl<O: Observer> Host<O> {
                 _ => {}
             },
             CTL_SID => self.handle(Event::Nudge(message.payload), wire),
+            OVERHEARD_SID => {
+                self.observer.on_delivery(&message);
+            }
             sid => {
                 if let Some(topic) = self.topics.get(&sid)
                     && self.observer.on_delivery(&message)
@@ -191,6 +197,7 @@ impl<O: Observer> Handler for Host<O> {
                 wire.outbound.subscribe(&self.ctl, CTL_SID);
                 self.handle(Event::Connected, wire);
             }
+            Command::Overhear(subject) => wire.outbound.subscribe(&subject, OVERHEARD_SID),
         }
     }
 

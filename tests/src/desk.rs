@@ -53,6 +53,7 @@ impl Desk {
             catalog: 0,
             registry: 0,
             resigning: false,
+            incomplete: false,
             leader: String::new(),
         };
         let proposal = Proposal { change: self.sequence, edits, ..Default::default() };

@@ -15,7 +15,7 @@ use groupcast_topics::node::Committed;
 use groupcast_topics::reader::{Commit, Reader};
 
 use crate::fleet::{address, group};
-use crate::world::{DEADLINE, publish};
+use crate::world::{DEADLINE, World, Written, publish};
 
 /// The first number of a change: setting up a world takes a few before.
 const FIRST: u32 = 1_000;
@@ -27,6 +27,8 @@ struct History {
     made: u32,
     /// When a change was known to be committed.
     committed: BTreeMap<u32, Instant>,
+    /// Where changes are written down before they are published, as CATALOG would have them.
+    written: Option<Written>,
 }
 
 /// What was marked, shared by the writer and everyone who checks.
@@ -44,6 +46,13 @@ fn topic(name: &str) -> Topic {
 }
 
 impl Marks {
+    /// In a world that may lose its topics: whoever rebuilds them knows every change that was made.
+    pub fn written_in(world: &World) -> Self {
+        let marks = Self::default();
+        marks.0.lock().expect("lock").written = Some(world.written.clone());
+        marks
+    }
+
     /// The next change: one topic for each of the groups.
     pub fn next<S: AsRef<str>>(&self, groups: &[S]) -> (u32, Vec<(Topic, Edit)>) {
         let mut history = self.0.lock().expect("lock");
@@ -56,6 +65,9 @@ impl Marks {
             let remove = touched.last().map(|before| address(*before)).into_iter().collect();
             touched.push(number);
             edits.push((topic, Edit::Members { add: vec![address(number)], remove }));
+        }
+        if let Some(written) = &history.written {
+            written.write(&edits);
         }
         (number, edits)
     }

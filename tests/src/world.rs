@@ -14,7 +14,7 @@ use groupcast_policy::ids::HostId;
 use groupcast_policy::needs::{Documents, needed};
 use groupcast_policy::topic::Topic;
 use groupcast_topics::batch::{Proposal, Refused};
-use groupcast_topics::nats::{NodeHandle, OnCommit, ReaderHandle, spawn_node, spawn_reader};
+use groupcast_topics::nats::{Compile, NodeHandle, OnCommit, ReaderHandle, compiled, spawn_node, spawn_reader};
 use groupcast_topics::node::{self, Committed};
 use groupcast_topics::{Map, reader};
 
@@ -30,9 +30,27 @@ pub struct World {
     pub bus: Bus,
     pub replicas: usize,
     /// What should be published, for controllers that have to begin from scratch.
-    pub desired: Arc<Mutex<Map<Topic, Document>>>,
+    pub written: Written,
     pub lease_ms: u64,
     seed: u64,
+}
+
+/// Stands in for CATALOG and the compiler: what was written, compiled.
+#[derive(Clone, Default)]
+pub struct Written(Arc<Mutex<Map<Topic, Document>>>);
+
+impl Written {
+    pub fn write(&self, edits: &[(Topic, Edit)]) {
+        let mut documents = self.0.lock().expect("lock");
+        for (topic, edit) in edits {
+            documents.entry(topic.clone()).or_default().apply(edit).expect("a good edit");
+        }
+    }
+
+    fn compile(&self) -> Compile {
+        let written = self.0.clone();
+        Box::new(move || compiled(node::Desired { documents: written.lock().expect("lock").clone(), ..Default::default() }))
+    }
 }
 
 /// Waits until `condition` holds, or fails with `what` after [`DEADLINE`].
@@ -69,7 +87,7 @@ impl World {
     }
 
     async fn new(bus: Bus, replicas: usize) -> Self {
-        let world = Self { bus, replicas, desired: Arc::default(), lease_ms: 3_000, seed: seed() };
+        let world = Self { bus, replicas, written: Written::default(), lease_ms: 3_000, seed: seed() };
         let (client, _events) = world.connect(0, Role::Controller, "setup").await;
         streams::ensure(&client, replicas).await.expect("the streams can be created");
         world
@@ -134,13 +152,13 @@ impl World {
     /// A controller that lives in a runtime of its own, with its connection: shutting that down is what a kill is to a process.
     pub async fn node_in(&mut self, runtime: &tokio::runtime::Runtime, server: usize, name: &str) -> NodeHandle {
         self.seed += 1;
-        let (url, seed, lease_ms, replicas, desired) =
-            (self.url(server), self.seed, self.lease_ms, self.replicas, self.desired.clone());
+        let (url, seed, lease_ms, replicas) = (self.url(server), self.seed, self.lease_ms, self.replicas);
+        let compile = self.written.compile();
         let name = name.to_owned();
         let started = runtime.spawn(async move {
             let (client, events) = connect_to(url, Role::Controller, &name).await;
             let settings = node::Settings { name, lease_ms, ..Default::default() };
-            spawn_node(client, events, settings, replicas, seed, Box::new(move || desired.lock().expect("lock").clone()))
+            spawn_node(client, events, settings, replicas, seed, compile)
         });
         started.await.expect("the controller starts")
     }
@@ -159,8 +177,7 @@ impl World {
         let (client, events) = connect_to(url, Role::Controller, name).await;
         let settings = node::Settings { name: name.to_owned(), candidate, lease_ms: self.lease_ms, ..Default::default() };
         self.seed += 1;
-        let desired = self.desired.clone();
-        spawn_node(client, events, settings, self.replicas, self.seed, Box::new(move || desired.lock().expect("lock").clone()))
+        spawn_node(client, events, settings, self.replicas, self.seed, self.written.compile())
     }
 
     /// A host whose every exposed state is handed to `watch`.
@@ -174,6 +191,18 @@ impl World {
         let id = HostId::new(name).expect("a name");
         let reader = spawn_reader(client.clone(), events, id.clone(), settings, self.seed, watch);
         Host { id, reader, client }
+    }
+
+    /// A host that lives in a runtime of its own, with its connection.
+    pub async fn host_in(&mut self, runtime: &tokio::runtime::Runtime, server: usize, name: &str, watch: OnCommit) -> Host {
+        self.seed += 1;
+        let (url, seed, id) = (self.url(server), self.seed, HostId::new(name).expect("a name"));
+        let started = runtime.spawn(async move {
+            let (client, events) = connect_to(url, Role::Host, id.as_str()).await;
+            let reader = spawn_reader(client.clone(), events, id.clone(), reader::Settings::default(), seed, watch);
+            Host { id, reader, client }
+        });
+        started.await.expect("the host starts")
     }
 
     pub async fn host(&mut self, server: usize, name: &str) -> Host {

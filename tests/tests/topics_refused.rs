@@ -326,8 +326,10 @@ async fn topics_deleted_and_made_again_are_followed_under_a_new_term() {
         let nodes = [world.node(0, "c1").await, world.node(last, "c2").await];
         let both = [&nodes[0], &nodes[1]];
         let first = leader(&nodes).await;
-        publish(&nodes[first], 1, vec![rules("all", &["a", "b"]), place("h", "w", 1, &["all"])]).await.unwrap();
-        let marks = Marks::default();
+        let edits = vec![rules("all", &["a", "b"]), place("h", "w", 1, &["all"])];
+        world.written.write(&edits);
+        publish(&nodes[first], 1, edits).await.unwrap();
+        let marks = Marks::written_in(&world);
         let (witness, watch) = marks.watch();
         let host = world.host_watched(last, "h", watch).await;
         for _ in 0..10 {

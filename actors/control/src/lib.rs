@@ -1,8 +1,28 @@
-//! The controller's actors, as a library that the `groupcast` binary embeds.
+//! The controller's actors, as a library that the `groupcast` binary embeds, and the clients that write what they follow.
 //!
-//! Empty so far. Here will live one actor per file: sources, registrar, compiler, fanout, snapshot service, convergence
-//! and reaper. Each moves messages between the bus and a pure core; the cores are in `groupcast-policy` (compiler) and
-//! `groupcast-topics` (writer, snapshot service, convergence), not here. Actors hold recipients, not addresses, and answer
-//! a full mailbox: nothing is sent without looking at the outcome.
+//! Plain data and machines, without clock and IO:
+//! - [`document`], [`change`]: what lies in CATALOG and REGISTRY, and what is written together
+//! - [`assemble`]: whole changes out of a stream's messages
+//! - [`mirror`]: what the streams say, as events for the compiler; the last good version of what cannot be read
+//! - [`compiled`], [`outbox`], [`stage`]: compiling, comparing, merging what waits
+//! - [`progress`]: which hosts have which change in force
+//! - [`admit`]: what a host may register
 //!
-//! It may use `groupcast-topics` and what is below it. Only `gateway` uses it.
+//! On the bus: [`log`], a stream read from its leader and written by compare-and-swap; [`catalog`] and [`registry`], the clients that
+//! write; [`export`], everything as a file and back; [`actors`], one file each; [`controller`], all of them together.
+
+pub mod actors;
+pub mod admit;
+pub mod assemble;
+pub mod catalog;
+pub mod change;
+pub mod compiled;
+pub mod controller;
+pub mod document;
+pub mod export;
+pub mod log;
+pub mod mirror;
+pub mod outbox;
+pub mod progress;
+pub mod registry;
+pub mod stage;

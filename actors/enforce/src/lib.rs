@@ -1,11 +1,32 @@
 //! What a host's kernel should hold, and the shortest way there. Pure: no IO, no async, no clock.
 //!
-//! Empty so far. Here will live, in the order data flows through them:
+//! In the order data flows through them:
 //!
-//! - the ruleset: the tables, sets, maps, chains and rules that follow from the documents a host holds
-//! - the delta: desired against actual, as the list of edits of one transaction
-//! - the same in nft text, for people and for `nft -c` as a test oracle
-//! - the port `Enforcer`, which the agent implements over netlink, and a model kernel that implements it in memory
-//! - the types of the agent's local API
-//!
-//! It may use `groupcast-policy` and pure crates named in the layout test, nothing else.
+//! - [`interface`], [`expression`], [`table`]: an nftables table as plain data
+//! - [`settings`]: what the operator and whoever starts workloads say
+//! - [`names`], [`ruleset`]: the desired table
+//! - [`delta`], [`stamp`]: desired against actual, as the operations of one transaction; when every flow is judged again
+//! - [`engine`]: the two kept up to date, change by change
+//! - [`enforcer`]: the port that a kernel, a dry run and a model implement
+//! - [`kernel`]: a model kernel that decides packets on such a table
+//! - [`trial`]: random policies, changes and packets for tests
+//! - [`text`]: the same in nft text, for people and for `nft -c` as a witness in tests
+
+use std::sync::Arc;
+
+pub mod delta;
+pub mod enforcer;
+pub mod engine;
+pub mod expression;
+pub mod interface;
+pub mod kernel;
+pub mod names;
+pub mod ruleset;
+pub mod settings;
+pub mod stamp;
+pub mod table;
+pub mod text;
+pub mod trial;
+
+/// The name of a chain, set or map. Cheap to clone: it stands in every rule that names it.
+pub type Name = Arc<str>;

@@ -1,8 +1,26 @@
 //! The host agent: topics in, nftables out. GPL-3.0-or-later, because it links [`rustables`]; no other crate may use this one.
 //!
-//! Empty so far. Here will live the netlink transaction, the attachment of workloads to interfaces and addresses, the last
-//! good state on disk, the local API and the binary `groupcast-agent`. What the kernel should hold is decided in
-//! `groupcast-enforce`; which topics the host needs and whether they are whole, in `groupcast-topics`.
+//! - [`config`]: what `agent.toml` says
+//! - [`keeper`]: documents, engine and enforcer together
+//! - [`state`]: the last good state on disk
+//! - [`inbox`], [`enforcement`], [`disk`]: commits in, the kernel's table, the disk; the last two are actors
+//! - [`api`], [`http`]: the local socket, and metrics
+//! - [`mod@bench`]: what enforcing costs
+//! - [`run`]: all of it as a process
+//! - [`netlink`]: the kernel as an enforcer
+//!
+//! What the kernel should hold is decided in `groupcast-enforce`; which topics the host needs and whether they are whole, in
+//! `groupcast-topics`.
 
-// Linked already, so that the licence checks judge the real dependency graph and the build needs its real packages.
-use rustables as _;
+pub mod api;
+pub mod bench;
+pub mod config;
+pub mod disk;
+pub mod enforcement;
+pub mod host;
+pub mod http;
+pub mod inbox;
+pub mod keeper;
+pub mod netlink;
+pub mod run;
+pub mod state;

@@ -3,9 +3,13 @@
 //! Everything is interned to `u32` slots, and every index is a counted set, so an event costs what it touches:
 //!
 //! - scope → groups bound there, workloads and hosts in it (per phase);
-//! - label set → workloads that carry it, selectors that match it; equal label sets and equal selectors exist once;
-//! - group → groups its rules name, workloads that have it directly, hosts that follow it, members with the number of reasons;
+//! - scope → selectors inside it, by the slot of their conditions: equal label sets exist once, and so do equal conditions;
+//! - label set → workloads that carry it, selectors of the global scope that match it;
+//! - group → groups its rules name, hosts that follow it, members with the number of reasons;
 //! - workload → its slots and the groups it has directly (by id, by its own entry, by selector).
+//!
+//! What a change costs in a large catalogue is the memory it touches, so a row holds its small sets in place, and what a workload's
+//! coming or going needs is in its rows: no group's document is looked at, and conditions are few and stay in the cache.
 //!
 //! A batch of events is one change. While it runs, only first states and toggles are noted; at its end they are compared with
 //! what came out, so that what moved forth and back is not published, and nothing is published that did not change.
@@ -15,22 +19,25 @@
 //! [`scratch`](crate::scratch) computes the same without increments, and tests hold the two together.
 
 mod emit;
+mod few;
 mod groups;
 mod labels;
+mod mixed;
 mod pending;
 mod table;
 mod workloads;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::doc::{Content, Document, Edit, Phase, Phases, Placement, Rules};
 use crate::ids::{GroupId, HostId, WorkloadId};
-use crate::model::{Event, Group, Labels, Selector, Template, Workload};
-use crate::net::Prefix;
+use crate::model::{Event, Group, Labels, Requirement, Template, Workload};
 use crate::normal::Families;
 use crate::topic::{Scope, Topic};
+use few::{Counts, List, MemberCounts, Set};
 use pending::Pending;
-use table::{Counts, Idle, Table};
+use table::{Idle, Table};
 
 /// What a batch of events leads to. In both lists topics are distinct and in a fixed order: scopes, hosts, rules, members, each by
 /// when the compiler first heard of them.
@@ -38,11 +45,25 @@ use table::{Counts, Idle, Table};
 pub struct Change {
     pub edits: Vec<(Topic, Edit)>,
     pub spans: Vec<SpanChange>,
+    pub mixed: MixedChange,
 }
 
 impl Change {
     pub fn is_empty(&self) -> bool {
-        self.edits.is_empty() && self.spans.is_empty()
+        self.edits.is_empty() && self.spans.is_empty() && self.mixed.is_empty()
+    }
+}
+
+/// Workloads that begin or cease to have stateful and stateless groups at once; both sorted. Stateful wins, and it is reported.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MixedChange {
+    pub gained: Vec<WorkloadId>,
+    pub lost: Vec<WorkloadId>,
+}
+
+impl MixedChange {
+    pub fn is_empty(&self) -> bool {
+        self.gained.is_empty() && self.lost.is_empty()
     }
 }
 
@@ -60,31 +81,28 @@ const NONE: u32 = u32::MAX;
 #[derive(Default)]
 struct GroupRow {
     group: Option<Arc<Group>>,
+    /// As the group says; here because every member that comes or goes asks.
+    admits_internet: bool,
+    /// As the group says, or said while its bindings are being taken away.
+    is_stateless: bool,
     /// The groups its rules name, each once, and for which families.
-    remotes: Vec<(u32, Families)>,
+    remotes: List<(u32, Families), 3>,
     /// How many groups name it, at all and per family.
     named: u32,
     named_families: [u32; 2],
     /// Hosts that follow its rules, with the number of reasons.
-    hosts: Counts<u32>,
+    hosts: Counts<u32, 3>,
     /// Hosts that follow its members, with the number of groups there that name it.
-    member_hosts: Counts<u32>,
-    /// Workloads that have it directly.
-    direct: Counts<u32>,
+    member_hosts: Counts<u32, 3>,
     /// Workloads whose entry names it, whether it exists or not.
-    claims: Counts<u32>,
+    claims: Option<Box<Set<u32, 1>>>,
     /// Present while the members topic is.
-    members: Option<Box<Counts<Prefix>>>,
+    members: Option<MemberCounts>,
 }
 
 impl Idle for GroupRow {
     fn is_idle(&self) -> bool {
-        self.group.is_none()
-            && self.named == 0
-            && self.claims.is_empty()
-            && self.direct.is_empty()
-            && self.hosts.is_empty()
-            && self.member_hosts.is_empty()
+        self.group.is_none() && self.named == 0 && self.claims.is_none() && self.hosts.is_empty() && self.member_hosts.is_empty()
     }
 }
 
@@ -97,18 +115,38 @@ impl GroupRow {
 
 #[derive(Default)]
 struct ScopeRow {
+    /// It always exists, at [`GLOBAL`].
+    is_global: bool,
     /// Sorted by group.
     bound: Vec<(u32, Phases)>,
-    /// Not kept for the global scope: every workload is in it, and a map of all would be touched by every change.
-    workloads: [Counts<u32>; 2],
-    hosts: [Counts<u32>; 2],
-    /// Selectors that select inside this scope; those of the global scope are kept with the label sets.
-    selectors: Vec<u32>,
+    /// By [`in_phase`]. Not kept for the global scope: every workload is in it, and a set of all would be touched by every change.
+    workloads: Set<u32, 7>,
+    /// By [`in_phase`].
+    hosts: Counts<u32, 5>,
+    /// How many stateful and stateless groups are bound for each phase.
+    kinds: mixed::Kinds,
+    /// Selectors that select inside this scope, sorted; those of the global scope are kept with their conditions.
+    selectors: List<ScopedSelector, 3>,
+}
+
+/// Every requirement of `conditions` fulfilled inside a scope leads to the group.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct ScopedSelector {
+    conditions: u32,
+    group: u32,
+    /// As bits.
+    phases: u8,
+}
+
+impl ScopedSelector {
+    fn covers(&self, phase: Phase) -> bool {
+        Phases::from_bits(self.phases).is_some_and(|phases| phases.contains(phase))
+    }
 }
 
 impl Idle for ScopeRow {
     fn is_idle(&self) -> bool {
-        self.bound.is_empty() && self.selectors.is_empty() && self.hosts.iter().all(Counts::is_empty)
+        !self.is_global && self.bound.is_empty() && self.selectors.is_empty() && self.hosts.is_empty()
     }
 }
 
@@ -131,14 +169,14 @@ struct WorkloadRow {
     labels: u32,
     template: u32,
     /// Groups it has by id, by its entry or by a selector; sorted, distinct.
-    direct: Vec<u32>,
+    direct: List<u32, 4>,
     /// Groups bound to its id, whether it exists or not.
     bound: Vec<(u32, Phases)>,
 }
 
 impl Default for WorkloadRow {
     fn default() -> Self {
-        let (direct, bound) = (Vec::new(), Vec::new());
+        let (direct, bound) = (List::default(), Vec::new());
         Self { entry: None, host: NONE, space: NONE, app: NONE, labels: NONE, template: NONE, direct, bound }
     }
 }
@@ -151,8 +189,8 @@ impl Idle for WorkloadRow {
 
 #[derive(Default)]
 struct LabelRow {
-    workloads: Counts<u32>,
-    /// Selectors of the global scope that match.
+    workloads: Set<u32, 7>,
+    /// Conditions of selectors of the global scope that match.
     matches: Vec<u32>,
 }
 
@@ -162,21 +200,25 @@ impl Idle for LabelRow {
     }
 }
 
+/// The requirements of selectors, whatever their scope.
 #[derive(Default)]
-struct SelectorRow {
+struct ConditionsRow {
+    /// What selectors of the global scope lead to; sorted by group.
     groups: Vec<(u32, Phases)>,
+    /// How many selectors of other scopes have them.
+    scoped: u32,
 }
 
-impl Idle for SelectorRow {
+impl Idle for ConditionsRow {
     fn is_idle(&self) -> bool {
-        self.groups.is_empty()
+        self.groups.is_empty() && self.scoped == 0
     }
 }
 
 #[derive(Default)]
 struct TemplateRow {
     template: Option<Arc<Template>>,
-    workloads: Counts<u32>,
+    workloads: Set<u32, 7>,
 }
 
 impl Idle for TemplateRow {
@@ -186,20 +228,22 @@ impl Idle for TemplateRow {
 }
 
 /// See the module's words.
-#[derive(Default)]
 pub struct Compiler {
     groups: Table<GroupId, GroupRow>,
     scopes: Table<Scope, ScopeRow>,
     hosts: Table<HostId, HostRow>,
     workloads: Table<WorkloadId, WorkloadRow>,
     labels: Table<Labels, LabelRow>,
-    selectors: Table<Selector, SelectorRow>,
+    conditions: Table<Vec<Requirement>, ConditionsRow>,
     templates: Table<crate::ids::TemplateId, TemplateRow>,
     anchors: labels::Anchors,
+    /// How many groups are stateless. Without any nothing is mixed, and nothing needs to be looked at.
+    stateless: usize,
+    mixed: BTreeSet<u32>,
     pending: Pending,
 }
 
-fn phase_index(phase: Phase) -> usize {
+fn phase_index(phase: Phase) -> u32 {
     match phase {
         Phase::Running => 0,
         Phase::Staging => 1,
@@ -207,6 +251,40 @@ fn phase_index(phase: Phase) -> usize {
 }
 
 const PHASES: [Phase; 2] = [Phase::Running, Phase::Staging];
+
+/// The slot of the global scope.
+const GLOBAL: u32 = 0;
+
+/// A slot and a phase as one key; [`slots_in`] takes them apart.
+fn in_phase(slot: u32, phase: Phase) -> u32 {
+    slot * 2 + phase_index(phase)
+}
+
+fn slots_in(phase: Phase, keys: impl Iterator<Item = u32>) -> impl Iterator<Item = u32> {
+    keys.filter(move |key| key % 2 == phase_index(phase)).map(|key| key / 2)
+}
+
+impl Default for Compiler {
+    fn default() -> Self {
+        let mut scopes: Table<Scope, ScopeRow> = Table::default();
+        let (global, _) = scopes.ensure(&Scope::Global);
+        debug_assert_eq!(global, GLOBAL);
+        scopes[global].is_global = true;
+        Self {
+            groups: Table::default(),
+            scopes,
+            hosts: Table::default(),
+            workloads: Table::default(),
+            labels: Table::default(),
+            conditions: Table::default(),
+            templates: Table::default(),
+            anchors: labels::Anchors::default(),
+            stateless: 0,
+            mixed: BTreeSet::new(),
+            pending: Pending::default(),
+        }
+    }
+}
 
 impl Compiler {
     pub fn new() -> Self {
@@ -276,12 +354,17 @@ impl Compiler {
         content.map_or_else(Document::absent, Document::new)
     }
 
+    /// The workloads that have stateful and stateless groups at once, sorted.
+    pub fn mixed_workloads(&self) -> Vec<WorkloadId> {
+        self.names(self.mixed.iter().copied())
+    }
+
     /// The hosts that need a topic, sorted.
     pub fn span(&self, topic: &Topic) -> Vec<HostId> {
         let mut hosts: Vec<HostId> = match topic {
             Topic::Scope(scope) => {
-                let rows = self.scopes.get(scope).map(|s| &self.scopes[s].hosts);
-                rows.into_iter().flatten().flat_map(Counts::keys).map(|h| self.hosts.key(h).clone()).collect()
+                let hosts = self.scopes.get(scope).map(|s| &self.scopes[s].hosts);
+                hosts.into_iter().flat_map(Counts::keys).map(|key| self.hosts.key(key / 2).clone()).collect()
             }
             Topic::Host(host) => {
                 self.hosts.get(host).filter(|h| self.hosts[*h].workloads > 0).map(|_| host.clone()).into_iter().collect()
@@ -294,7 +377,7 @@ impl Compiler {
         hosts
     }
 
-    fn hosts_in(&self, counts: Option<&Counts<u32>>) -> Vec<HostId> {
+    fn hosts_in(&self, counts: Option<&Counts<u32, 3>>) -> Vec<HostId> {
         counts.into_iter().flat_map(Counts::keys).map(|h| self.hosts.key(h).clone()).collect()
     }
 

@@ -21,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 pub use labels::{InvalidLabel, LABEL_LEN_MAX, LABELS_MAX, Labels};
+pub(crate) use selector::fulfils;
 pub use selector::{REQUIREMENTS_MAX, Requirement, Selector, parse_selector};
 
 use crate::doc::{Enforced, Phase, Phases};

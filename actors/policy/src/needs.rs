@@ -282,6 +282,22 @@ impl Followers {
         self.hosts.get(host).map(Needs::topics).unwrap_or_default()
     }
 
+    /// From scratch: these hosts and what the documents at hand make each of them need.
+    pub fn of_hosts(hosts: impl IntoIterator<Item = HostId>, documents: &impl Documents) -> Self {
+        let mut followers = Self::default();
+        for host in hosts {
+            let mut needs = Needs::of_host(&host);
+            let own = Topic::Host(host.clone());
+            let content = documents.document(&own).and_then(Document::content);
+            needs.replace(&own, None, content, documents);
+            for topic in needs.topics() {
+                followers.by_topic.entry(topic).or_default().insert(host.clone());
+            }
+            followers.hosts.insert(host, needs);
+        }
+        followers
+    }
+
     /// A host is known from the first edit of its topic until that topic is retired.
     pub fn edit(&mut self, topic: &Topic, edit: &Edit, documents: &impl Documents) {
         if let Topic::Host(host) = topic

@@ -81,11 +81,27 @@ pub struct Convergence {
     /// No nudge is due before this. Acknowledgements do not move it, so it may be too early, never too late: looking at every
     /// host for every acknowledgement would cost the square of the fleet.
     quiet_until_ms: Option<u64>,
+    /// The last revision committed, as far as it is known here.
+    last: u64,
+    /// Of batches that are not known here yet: a host can be faster than the server's word that they are committed.
+    early: VecDeque<(HostId, Ack)>,
 }
+
+/// Early acknowledgements kept. One that is lost costs a nudge.
+pub const EARLY_ACKS_MAX: usize = 4_096;
 
 impl Convergence {
     pub fn new(settings: Settings) -> Self {
-        Self { settings, cut: Cut::default(), hosts: Map::default(), batches: BTreeMap::new(), next: 0, quiet_until_ms: None }
+        Self {
+            settings,
+            cut: Cut::default(),
+            hosts: Map::default(),
+            batches: BTreeMap::new(),
+            next: 0,
+            quiet_until_ms: None,
+            last: 0,
+            early: VecDeque::new(),
+        }
     }
 
     /// A batch was committed; from now on its span is waited for.
@@ -129,9 +145,20 @@ impl Convergence {
                 host.open.retain(|(batch, _)| *batch > oldest);
             }
         }
+        self.last = committed.topics.iter().map(|(_, revision)| *revision).max().unwrap_or(committed.cut.lead);
+        for (host, ack) in std::mem::take(&mut self.early) {
+            self.acknowledged(&host, &ack, now_ms);
+        }
     }
 
     pub fn acknowledged(&mut self, host: &HostId, ack: &Ack, now_ms: u64) {
+        let newest = ack.reached.iter().map(|(_, revision)| *revision).max().unwrap_or(0);
+        if (ack.term, newest) > (self.cut.term, self.last) && newest != 0 {
+            self.early.push_back((host.clone(), ack.clone()));
+            if self.early.len() > EARLY_ACKS_MAX {
+                self.early.pop_front();
+            }
+        }
         let Some(host) = self.hosts.get_mut(host) else { return };
         host.state = ack.state.clone();
         if ack.term != self.cut.term {
@@ -267,6 +294,25 @@ mod tests {
         convergence.left(&host("b"));
         assert!(convergence.tick(100_000).is_empty());
         assert!(convergence.progress(7).unwrap().is_done());
+    }
+
+    #[test]
+    fn an_acknowledgement_may_come_before_the_word_of_the_commit() {
+        let mut convergence = Convergence::new(Settings::default());
+        convergence.acknowledged(&host("a"), &ack(&[(1, 11)]), 1);
+        convergence.committed(&committed(10, 7, &[("a", &[(1, 11)])]), 2);
+        assert!(convergence.progress(7).unwrap().is_done());
+        assert!(convergence.tick(10_000).is_empty(), "nobody is told what it has said already");
+    }
+
+    #[test]
+    fn early_acknowledgements_are_bounded() {
+        let mut convergence = Convergence::new(Settings::default());
+        for number in 0..=EARLY_ACKS_MAX as u64 {
+            convergence.acknowledged(&host(&format!("h{number}")), &ack(&[(1, 11)]), 1);
+        }
+        assert_eq!(convergence.early.len(), EARLY_ACKS_MAX);
+        assert_eq!(convergence.early.front().map(|(host, _)| host.as_str()), Some("h1"));
     }
 
     #[test]

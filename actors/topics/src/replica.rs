@@ -193,15 +193,6 @@ impl Replica {
         replica
     }
 
-    /// The stream is gone: contents stay, revisions begin anew under the next term.
-    pub fn forget_revisions(&mut self) {
-        for kept in self.topics.values_mut() {
-            kept.revision = 0;
-            kept.restart_history(0);
-        }
-        self.cut = Cut::default();
-    }
-
     /// Brings a host to this replica's cut: every topic it needs or asks for, as little as possible of each.
     pub fn answer(&self, host: &HostId, ask: &Ask, chunk_bytes_max: usize) -> Vec<Vec<u8>> {
         let mut writer = ChunkWriter::new(ask.ask, self.cut, chunk_bytes_max);

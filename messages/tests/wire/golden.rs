@@ -262,13 +262,14 @@ fn lead() {
         catalog: 1000,
         registry: 70_000,
         resigning: true,
+        incomplete: true,
         leader: "c1".into(),
     };
     same(
         lead.clone(),
         Lead::encode,
         Lead::decode,
-        "89 a176 01
+        "8a a176 01
          a174 03                     # t: term 3
          a173 02                     # s: the stream began under term 2
          a162 cf 0102030405060708    # b: batch
@@ -276,9 +277,10 @@ fn lead() {
          a163 cd03e8                 # c: CATALOG 1,000
          a172 ce00011170             # r: REGISTRY 70,000
          a178 c3                     # x: resigning
+         a169 c3                     # i: incomplete
          a16c a2 6331                # l: c1",
     );
-    let idle = Lead { count: 0, resigning: false, batch: 1, catalog: 0, registry: 0, ..lead };
+    let idle = Lead { count: 0, resigning: false, incomplete: false, batch: 1, catalog: 0, registry: 0, ..lead };
     same(idle, Lead::encode, Lead::decode, "87 a176 01 a174 03 a173 02 a162 01 a163 00 a172 00 a16c a2 6331");
 }
 

@@ -98,7 +98,7 @@ fn missing_optional_fields_have_defaults() {
         assert_eq!(delta.edit, Edit::empty(&topic));
     }
     let lead = Lead::decode(&message(&["t", "s", "b", "c", "r"].map(|key| (key, number(1))))).unwrap();
-    assert_eq!((lead.count, lead.resigning, lead.leader.as_str()), (0, false, ""));
+    assert_eq!((lead.count, lead.resigning, lead.incomplete, lead.leader.as_str()), (0, false, false, ""));
     let Ok(Answer::Chunk(chunk)) = Answer::decode(&message(&[("q", number(1)), ("t", number(2)), ("h", number(3))])) else {
         panic!("a chunk");
     };

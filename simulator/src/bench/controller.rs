@@ -10,7 +10,7 @@ use groupcast_policy::doc::Edit;
 use groupcast_policy::ids::HostId;
 use groupcast_policy::topic::Topic;
 use groupcast_topics::batch::Proposal;
-use groupcast_topics::nats::{NodeHandle, spawn_node};
+use groupcast_topics::nats::{NodeHandle, compiled, spawn_node};
 use groupcast_topics::node::{Committed, Settings};
 use tokio::runtime::{Builder, Runtime};
 
@@ -36,7 +36,7 @@ impl Controller {
         let connecting = runtime.spawn(async move {
             let (client, events) = connect::connect(options).await?;
             streams::ensure(&client, 1).await?;
-            anyhow::Ok(spawn_node(client, events, Settings::default(), 1, 1, Box::new(Default::default)))
+            anyhow::Ok(spawn_node(client, events, Settings::default(), 1, 1, Box::new(|| compiled(Default::default()))))
         });
         controller.runtime = Some(runtime);
         let node = connecting.await??;

@@ -1,5 +1,6 @@
 //! `bench fanout`: one change of a group that every host uses, against a plain NATS message of the same bytes to the same
-//! subscriptions. Rounds of both kinds alternate, so that they see the same machine.
+//! subscriptions. Rounds of both kinds alternate, so that they see the same machine. A third kind tells where the difference comes
+//! from: the same bytes stored in a plain stream that republishes them, received by hosts that do nothing with them.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -14,6 +15,7 @@ use groupcast_policy::net::Prefix;
 use groupcast_policy::topic::Topic;
 use groupcast_topics::reader::{Commit, Incident, Reader, Settings};
 use hdrhistogram::Histogram;
+use serde_json::json;
 
 use super::controller::Controller;
 use super::fleet::{self, Finish, Incidents};
@@ -34,8 +36,13 @@ pub struct Options {
 /// Members of the group before the first round.
 const MEMBERS: u32 = 1_000;
 
-/// Between rounds: acknowledgements are sent within a tenth of a second and must not fall into the next round.
+/// Between rounds, besides the time over which acknowledgements are spread: none may fall into the next round.
 const SETTLE: Duration = Duration::from_millis(150);
+
+/// A stream that does nothing but republish.
+const PLAIN_STREAM: &str = "PLAIN";
+const PLAIN_WRITE: &str = "plain.w.group";
+const PLAIN_READ: &str = "plain.t.group";
 
 const SYNCING: u8 = 0;
 const RAW: u8 = 1;
@@ -106,9 +113,19 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
     tokio::time::sleep(Duration::from_millis(last_recheck) + SETTLE).await;
 
     let mut raw_writer = bus::connect(&server, "raw").await?;
+    let republishing = json!({
+        "name": PLAIN_STREAM, "subjects": [PLAIN_WRITE], "storage": "memory", "num_replicas": 1, "max_msgs_per_subject": 1,
+        "republish": { "src": PLAIN_WRITE, "dest": PLAIN_READ },
+    });
+    bus::create_stream(&mut raw_writer, &republishing).await?;
+    for member in &fleet {
+        member.commands.send(Command::Overhear(PLAIN_READ.to_owned()));
+    }
+    let settle = SETTLE + Duration::from_millis(u64::from(groupcast_topics::batch::spread_ms(hosts)));
+    tokio::time::sleep(settle).await;
     let subject = subjects::read(&topic);
     let mut joined = MEMBERS;
-    let (mut raw, mut ours) = (Histogram::<u64>::new(3)?, Histogram::<u64>::new(3)?);
+    let (mut raw, mut ours, mut plain) = (Histogram::<u64>::new(3)?, Histogram::<u64>::new(3)?, Histogram::<u64>::new(3)?);
     // The first round of each kind warms up and brings the sample.
     for round in 0..=options.rounds {
         say(format_args!("round {round} of {}", options.rounds));
@@ -119,7 +136,7 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         let begun = Instant::now();
         controller.publish(vec![(topic.clone(), edit)]).await?;
         let ours_took = shared.finish.wait().await?.duration_since(begun);
-        tokio::time::sleep(SETTLE).await;
+        tokio::time::sleep(settle).await;
 
         let (headers, payload) = shared.sample.get().context("a delta was delivered")?;
         shared.phase.store(RAW, Ordering::SeqCst);
@@ -129,7 +146,15 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         raw_writer.flush().await?;
         let raw_took = shared.finish.wait().await?.duration_since(begun);
         tokio::time::sleep(SETTLE).await;
+
+        shared.finish.expect(hosts);
+        let begun = Instant::now();
+        raw_writer.outbound().publish(PLAIN_WRITE, None, payload);
+        raw_writer.flush().await?;
+        let plain_took = shared.finish.wait().await?.duration_since(begun);
+        tokio::time::sleep(SETTLE).await;
         if round > 0 {
+            plain.record(plain_took.as_micros() as u64)?;
             ours.record(ours_took.as_micros() as u64)?;
             raw.record(raw_took.as_micros() as u64)?;
         }
@@ -145,6 +170,7 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         .with("rounds", u64::from(options.rounds))
         .with("raw_last_ms_p50", ms(raw.value_at_quantile(0.5)))
         .with("raw_last_ms_p99", ms(raw.value_at_quantile(0.99)))
+        .with("republished_last_ms_p50", ms(plain.value_at_quantile(0.5)))
         .with("ours_last_ms_p50", ms(ours.value_at_quantile(0.5)))
         .with("ours_last_ms_p99", ms(ours.value_at_quantile(0.99)))
         .with_goal("ratio", ratio, 1.3))

@@ -97,6 +97,7 @@ async fn publish(writer: &mut Client, topic: &Topic, delta: &Delta, expected: u6
         catalog: CHANGE,
         registry: CHANGE,
         resigning: false,
+        incomplete: false,
         leader: "bench".to_owned(),
     };
     // As many characters as the controllers' batch ids have.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::pending::{MembersBefore, Pending, TopicSlot, odd, undo};
-use super::{Change, Compiler, SpanChange};
+use super::{Change, Compiler, PHASES, SpanChange, in_phase};
 use crate::doc::{Edit, Placement, RuleKey};
 use crate::ids::WorkloadId;
 use crate::model::Group;
@@ -16,7 +16,8 @@ impl Compiler {
     pub(super) fn finish(&mut self) -> Change {
         let pending = std::mem::take(&mut self.pending);
         let mut edits = Vec::with_capacity(pending.groups.len() + pending.members.len());
-        let Pending { groups, members, scopes, scope_was_empty, workloads, hosts, follows } = pending;
+        let mixed = self.mixed_change(&pending);
+        let Pending { groups, members, scopes, scope_was_empty, workloads, hosts, follows, .. } = pending;
         for (g, before) in groups {
             let edit = rules_edit(before.as_deref(), self.groups[g].group.as_deref());
             edits.extend(edit.map(|edit| (TopicSlot::Rules(g), edit)));
@@ -31,7 +32,7 @@ impl Compiler {
         let edits = edits.into_iter().map(|(slot, edit)| (self.topic(slot), edit)).collect();
         let spans = self.span_changes(follows);
         self.sweep();
-        Change { edits, spans }
+        Change { edits, spans, mixed }
     }
 
     fn topic(&self, slot: TopicSlot) -> Topic {
@@ -45,12 +46,12 @@ impl Compiler {
 
     fn sweep(&mut self) {
         // Each may free the next: workloads hold nothing, the others are held by workloads and groups.
-        self.workloads.sweep(|_, _, _| {});
-        self.groups.sweep(|_, _, _| {});
-        self.scopes.sweep(|_, _, _| {});
-        self.hosts.sweep(|_, _, _| {});
-        self.selectors.sweep(|_, _, _| {});
-        self.templates.sweep(|_, _, _| {});
+        self.workloads.sweep(|_, _| {});
+        self.groups.sweep(|_, _| {});
+        self.scopes.sweep(|_, _| {});
+        self.hosts.sweep(|_, _| {});
+        self.conditions.sweep(|_, _| {});
+        self.templates.sweep(|_, _| {});
         self.sweep_labels();
     }
 
@@ -87,7 +88,7 @@ impl Compiler {
     fn scope_edits(
         &self,
         mut noted: Vec<(u32, u32, Option<crate::doc::Phases>)>,
-        was_empty: &super::table::Map<u32, bool>,
+        was_empty: &super::few::Map<u32, bool>,
         edits: &mut Vec<(TopicSlot, Edit)>,
     ) {
         // Stable: the first note of a pair stays first.
@@ -123,8 +124,8 @@ impl Compiler {
 
     fn host_edits(
         &self,
-        workloads: super::table::Map<u32, Option<(u32, Placement)>>,
-        hosts: &super::table::Map<u32, bool>,
+        workloads: super::few::Map<u32, Option<(u32, Placement)>>,
+        hosts: &super::few::Map<u32, bool>,
         edits: &mut Vec<(TopicSlot, Edit)>,
     ) {
         let mut touched: BTreeMap<u32, (Vec<Placement>, Vec<WorkloadId>)> = BTreeMap::new();
@@ -164,7 +165,7 @@ impl Compiler {
         for chunk in changed.chunk_by(|a, b| a.0 == b.0) {
             let slot = chunk[0].0;
             let follows = |h: u32| match slot {
-                TopicSlot::Scope(s) => self.scopes[s].hosts.iter().any(|hosts| hosts.contains(h)),
+                TopicSlot::Scope(s) => PHASES.into_iter().any(|phase| self.scopes[s].hosts.contains(in_phase(h, phase))),
                 TopicSlot::Host(host) => self.hosts[host].workloads > 0,
                 TopicSlot::Rules(g) => self.groups[g].hosts.contains(h),
                 TopicSlot::Members(g) => self.groups[g].member_hosts.contains(h),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Compiler, PHASES, phase_index};
+use super::{Compiler, PHASES, slots_in};
 use crate::doc::Phases;
 use crate::ids::GroupId;
 use crate::model::{Group, Target};
@@ -24,8 +24,11 @@ impl Compiler {
         if !admits_alike {
             self.drop_members(g);
         }
-        self.groups[g].group = new.cloned();
+        let row = &mut self.groups[g];
+        row.group = new.cloned();
+        row.admits_internet = new.is_some_and(|group| group.internet_member);
         self.groups.touch(g);
+        self.set_kind(g, old.as_deref(), new.map(|n| &**n));
         let mut renamed = self.set_remotes(g, new.map(|n| &**n));
         self.set_bindings(g, old.as_deref(), new.map(|n| &**n));
         if let (Some(old), Some(new)) = (&old, new)
@@ -60,10 +63,10 @@ impl Compiler {
     /// Returns the groups that are named differently now.
     fn set_remotes(&mut self, g: u32, group: Option<&Group>) -> Vec<u32> {
         let new = self.remotes(group);
-        if new == self.groups[g].remotes {
+        if *new == *self.groups[g].remotes {
             return Vec::new();
         }
-        let old = std::mem::replace(&mut self.groups[g].remotes, new.clone());
+        let old = std::mem::replace(&mut self.groups[g].remotes, new.iter().copied().collect());
         let hosts: Vec<u32> = self.groups[g].hosts.keys().collect();
         let mut touched = Vec::new();
         for (remote, families) in new.iter().filter(|r| !old.contains(r)) {
@@ -102,7 +105,7 @@ impl Compiler {
     fn set_bindings(&mut self, g: u32, old: Option<&Group>, new: Option<&Group>) {
         let mut affected: Vec<u32> = Vec::new();
         if old.is_some() != new.is_some() {
-            affected.extend(self.groups[g].claims.keys());
+            affected.extend(self.groups[g].claims.iter().flat_map(|claims| claims.iter()));
         }
         if old.map(|o| &o.bindings) != new.map(|n| &n.bindings) {
             let old = old.map(Group::bound).unwrap_or_default();
@@ -136,12 +139,8 @@ impl Compiler {
                 affected.push(w);
             }
             Target::Selector(selector) => {
-                let slot = self.ensure_selector(selector);
-                affected.extend(self.selected(slot));
-                replace(&mut self.selectors[slot].groups, g, new);
-                if self.selectors[slot].groups.is_empty() {
-                    self.forget_selector(slot);
-                }
+                affected.extend(self.selected(selector));
+                self.set_selector(selector, g, new);
             }
             Target::Global | Target::Space(_) | Target::App(_) => {}
         }
@@ -150,6 +149,7 @@ impl Compiler {
     fn rebind_scope(&mut self, s: u32, g: u32, old: Option<Phases>, new: Option<Phases>) {
         self.pending.note_scope(s, g, old, self.scopes[s].bound.is_empty());
         replace(&mut self.scopes[s].bound, g, new);
+        self.count_kind(s, g, old, new);
         self.scopes.touch(s);
         for phase in PHASES {
             let had = old.is_some_and(|phases| phases.contains(phase));
@@ -157,7 +157,7 @@ impl Compiler {
             if had == has {
                 continue;
             }
-            let hosts: Vec<u32> = self.scopes[s].hosts[phase_index(phase)].keys().collect();
+            let hosts: Vec<u32> = slots_in(phase, self.scopes[s].hosts.keys()).collect();
             for h in hosts {
                 if has { self.host_gains(g, h) } else { self.host_loses(g, h) }
             }
@@ -191,7 +191,7 @@ impl Compiler {
     /// Counts every reason there is.
     fn build_members(&mut self, g: u32) {
         let Some(group) = self.groups[g].group.clone() else { return };
-        self.groups[g].members = Some(Box::default());
+        self.groups[g].members = Some(Default::default());
         group.members.iter().for_each(|member| self.add_member(g, *member, true));
         for (target, phases) in group.bound() {
             let Some(s) = target.scope().and_then(|scope| self.scopes.get(&scope)) else { continue };
@@ -200,8 +200,23 @@ impl Compiler {
                 workloads.into_iter().for_each(|w| self.add_members_of(g, w));
             }
         }
-        let direct: Vec<u32> = self.groups[g].direct.keys().collect();
-        direct.into_iter().for_each(|w| self.add_members_of(g, w));
+        self.having_directly(g, &group).into_iter().for_each(|w| self.add_members_of(g, w));
+    }
+
+    /// The workloads that have a group directly. Not kept: only a group that comes to be named asks.
+    pub(super) fn having_directly(&self, g: u32, group: &Group) -> Vec<u32> {
+        let mut workloads: Vec<u32> = self.groups[g].claims.iter().flat_map(|claims| claims.iter()).collect();
+        for target in group.bound().into_keys() {
+            match target {
+                Target::Workload(id) => workloads.extend(self.workloads.get(id)),
+                Target::Selector(selector) => workloads.extend(self.selected(selector)),
+                Target::Global | Target::Space(_) | Target::App(_) => {}
+            }
+        }
+        workloads.retain(|w| self.workloads[*w].direct.binary_search(&g).is_ok());
+        workloads.sort_unstable();
+        workloads.dedup();
+        workloads
     }
 
     fn add_members_of(&mut self, g: u32, w: u32) {
@@ -219,7 +234,7 @@ fn family_index(family: Family) -> usize {
 }
 
 /// Sets or removes a group's entry in a list sorted by group.
-fn replace(list: &mut Vec<(u32, Phases)>, g: u32, new: Option<Phases>) {
+pub(super) fn replace(list: &mut Vec<(u32, Phases)>, g: u32, new: Option<Phases>) {
     match (list.binary_search_by_key(&g, |(slot, _)| *slot), new) {
         (Ok(at), Some(phases)) => list[at].1 = phases,
         (Ok(at), None) => {

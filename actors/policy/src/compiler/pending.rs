@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::Compiler;
-use super::table::{Counts, Map};
+use super::few::{Map, MemberCounts};
+use super::mixed::Kinds;
 use crate::doc::{Phases, Placement};
 use crate::model::Group;
 use crate::net::Prefix;
@@ -34,6 +35,10 @@ pub(super) struct Pending {
     /// (scope, group, phases before); the first of a pair counts.
     pub scopes: Vec<(u32, u32, Option<Phases>)>,
     pub scope_was_empty: Map<u32, bool>,
+    /// Of scopes where a binding changed: the kinds of groups before.
+    pub kinds: Map<u32, Kinds>,
+    /// Workloads that have a group directly which became stateful or stateless.
+    pub rekinded: Vec<u32>,
     /// Host and placement before.
     pub workloads: Map<u32, Option<(u32, Placement)>>,
     /// Whether the host had workloads before.
@@ -73,7 +78,7 @@ impl Pending {
         }
     }
 
-    pub fn members_dropped(&mut self, g: u32, members: &Counts<Prefix>) {
+    pub fn members_dropped(&mut self, g: u32, members: &MemberCounts) {
         if let Some(before) = self.members.get_mut(&g)
             && before.existed
             && before.dropped.is_none()

@@ -1,9 +1,9 @@
-//! Interning tables and counted sets.
+//! Interning tables.
 
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash};
 use std::ops::{Index, IndexMut};
 
-pub(super) type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;
+use hashbrown::HashTable;
 
 /// A row that nothing refers to any more.
 pub(super) trait Idle {
@@ -11,40 +11,76 @@ pub(super) trait Idle {
 }
 
 /// Rows by slot, found by key. Slots are given back only between batches, so that within one a slot means one key.
+///
+/// Large catalogues do not fit into the processor's caches, and then a change costs what memory it touches. So the index holds no
+/// keys, which makes it small; a key stands beside its row; and a row begins with a cache line.
 pub(super) struct Table<K, V> {
-    index: Map<K, u32>,
-    rows: Vec<(Option<K>, V)>,
+    index: HashTable<Entry>,
+    hasher: foldhash::fast::RandomState,
+    rows: Vec<Row<K, V>>,
     free: Vec<u32>,
     candidates: Vec<u32>,
 }
 
+/// The hash stands here so that neither growing nor a foreign key of the same bucket reaches for rows.
+#[derive(Clone, Copy)]
+struct Entry {
+    hash: u32,
+    slot: u32,
+}
+
+impl Entry {
+    /// Spreads the hash over the bits that the index looks at, the lowest and the highest.
+    fn spread(hash: u32) -> u64 {
+        u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+#[repr(align(64))]
+struct Row<K, V> {
+    key: Option<K>,
+    value: V,
+}
+
 impl<K, V> Default for Table<K, V> {
     fn default() -> Self {
-        Self { index: Map::default(), rows: Vec::new(), free: Vec::new(), candidates: Vec::new() }
+        let (index, hasher) = (HashTable::new(), foldhash::fast::RandomState::default());
+        Self { index, hasher, rows: Vec::new(), free: Vec::new(), candidates: Vec::new() }
     }
 }
 
 impl<K: Clone + Eq + Hash, V: Default + Idle> Table<K, V> {
+    fn hash(&self, key: &K) -> u32 {
+        self.hasher.hash_one(key) as u32
+    }
+
+    fn find(&self, hash: u32, key: &K) -> Option<u32> {
+        let is_key = |entry: &Entry| entry.hash == hash && self.rows[entry.slot as usize].key.as_ref() == Some(key);
+        self.index.find(Entry::spread(hash), is_key).map(|entry| entry.slot)
+    }
+
     pub fn get(&self, key: &K) -> Option<u32> {
-        self.index.get(key).copied()
+        self.find(self.hash(key), key)
     }
 
     /// The key's slot, made if need be; the flag says whether it was.
     pub fn ensure(&mut self, key: &K) -> (u32, bool) {
-        if let Some(slot) = self.index.get(key) {
-            return (*slot, false);
+        let hash = self.hash(key);
+        if let Some(slot) = self.find(hash, key) {
+            return (slot, false);
         }
+        let row = Row { key: Some(key.clone()), value: V::default() };
         let slot = match self.free.pop() {
             Some(slot) => {
-                self.rows[slot as usize] = (Some(key.clone()), V::default());
+                self.rows[slot as usize] = row;
                 slot
             }
             None => {
-                self.rows.push((Some(key.clone()), V::default()));
+                self.rows.push(row);
                 (self.rows.len() - 1) as u32
             }
         };
-        self.index.insert(key.clone(), slot);
+        self.index.insert_unique(Entry::spread(hash), Entry { hash, slot }, |entry| Entry::spread(entry.hash));
         // A row that is made and then not filled must go as well.
         self.candidates.push(slot);
         (slot, true)
@@ -52,7 +88,7 @@ impl<K: Clone + Eq + Hash, V: Default + Idle> Table<K, V> {
 
     /// The key of a slot in use.
     pub fn key(&self, slot: u32) -> &K {
-        match &self.rows[slot as usize].0 {
+        match &self.rows[slot as usize].key {
             Some(key) => key,
             None => unreachable!("a slot is given back only when no row refers to it"),
         }
@@ -64,27 +100,29 @@ impl<K: Clone + Eq + Hash, V: Default + Idle> Table<K, V> {
     }
 
     /// Gives idle rows back, telling each key and row.
-    pub fn sweep(&mut self, mut gone: impl FnMut(u32, &K, &V)) {
+    pub fn sweep(&mut self, mut gone: impl FnMut(u32, &K)) {
         while let Some(slot) = self.candidates.pop() {
-            let (key, row) = &mut self.rows[slot as usize];
-            if !row.is_idle() {
+            let row = &mut self.rows[slot as usize];
+            if !row.value.is_idle() {
                 continue;
             }
-            if let Some(key) = key.take() {
-                gone(slot, &key, row);
-                self.index.remove(&key);
-                *row = V::default();
+            if let Some(key) = row.key.take() {
+                row.value = V::default();
+                gone(slot, &key);
+                if let Ok(entry) = self.index.find_entry(Entry::spread(self.hash(&key)), |entry| entry.slot == slot) {
+                    entry.remove();
+                }
                 self.free.push(slot);
             }
         }
     }
 
     pub fn slots(&self) -> impl Iterator<Item = u32> + '_ {
-        self.rows.iter().enumerate().filter(|(_, (key, _))| key.is_some()).map(|(slot, _)| slot as u32)
+        self.rows.iter().enumerate().filter(|(_, row)| row.key.is_some()).map(|(slot, _)| slot as u32)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.rows.iter().filter_map(|(key, row)| key.as_ref().map(|key| (key, row)))
+        self.rows.iter().filter_map(|row| row.key.as_ref().map(|key| (key, &row.value)))
     }
 
     #[cfg(test)]
@@ -96,105 +134,12 @@ impl<K: Clone + Eq + Hash, V: Default + Idle> Table<K, V> {
 impl<K, V> Index<u32> for Table<K, V> {
     type Output = V;
     fn index(&self, slot: u32) -> &V {
-        &self.rows[slot as usize].1
+        &self.rows[slot as usize].value
     }
 }
 
 impl<K, V> IndexMut<u32> for Table<K, V> {
     fn index_mut(&mut self, slot: u32) -> &mut V {
-        &mut self.rows[slot as usize].1
-    }
-}
-
-/// Up to this many keys a list is searched, beyond it a map is kept: most sets are tiny, some are huge.
-const FEW_MAX: usize = 16;
-
-/// A set whose keys have a number of reasons to be in it.
-#[derive(Debug, Clone)]
-pub(super) enum Counts<K> {
-    Few(Vec<(K, u32)>),
-    Many(Box<Map<K, u32>>),
-}
-
-impl<K> Default for Counts<K> {
-    fn default() -> Self {
-        Counts::Few(Vec::new())
-    }
-}
-
-impl<K: Copy + Eq + Hash> Counts<K> {
-    /// Whether the key is new in the set.
-    pub fn add(&mut self, key: K) -> bool {
-        match self {
-            Counts::Few(list) => {
-                if let Some((_, count)) = list.iter_mut().find(|(k, _)| *k == key) {
-                    *count += 1;
-                    return false;
-                }
-                if list.len() < FEW_MAX {
-                    list.push((key, 1));
-                } else {
-                    let mut map: Map<K, u32> = list.drain(..).collect();
-                    map.insert(key, 1);
-                    *self = Counts::Many(Box::new(map));
-                }
-                true
-            }
-            Counts::Many(map) => {
-                let count = map.entry(key).or_insert(0);
-                *count += 1;
-                *count == 1
-            }
-        }
-    }
-
-    /// Whether the key has left the set.
-    pub fn sub(&mut self, key: K) -> bool {
-        match self {
-            Counts::Few(list) => {
-                let Some(at) = list.iter().position(|(k, _)| *k == key) else { return false };
-                list[at].1 -= 1;
-                if list[at].1 > 0 {
-                    return false;
-                }
-                list.swap_remove(at);
-                true
-            }
-            Counts::Many(map) => {
-                let Some(count) = map.get_mut(&key) else { return false };
-                *count -= 1;
-                if *count > 0 {
-                    return false;
-                }
-                map.remove(&key);
-                // Half of the bound, so that a set at the bound does not change its form all the time.
-                if map.len() < FEW_MAX / 2 {
-                    *self = Counts::Few(map.drain().collect());
-                }
-                true
-            }
-        }
-    }
-
-    pub fn contains(&self, key: K) -> bool {
-        match self {
-            Counts::Few(list) => list.iter().any(|(k, _)| *k == key),
-            Counts::Many(map) => map.contains_key(&key),
-        }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        match self {
-            Counts::Few(list) => list.is_empty(),
-            Counts::Many(map) => map.is_empty(),
-        }
-    }
-
-    pub fn keys(&self) -> impl Iterator<Item = K> + '_ {
-        let (list, map) = match self {
-            Counts::Few(list) => (list.as_slice(), None),
-            Counts::Many(map) => (&[][..], Some(map)),
-        };
-        list.iter().map(|(k, _)| *k).chain(map.into_iter().flat_map(|map| map.keys().copied()))
+        &mut self.rows[slot as usize].value
     }
 }

@@ -3,6 +3,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use proptest::prelude::*;
 
 use super::*;
+use crate::check;
 use crate::model::World;
 use crate::needs::needed;
 use crate::scratch;
@@ -14,6 +15,7 @@ struct Twin {
     compiler: Compiler,
     documents: HashMap<Topic, Document>,
     spans: BTreeMap<Topic, BTreeSet<HostId>>,
+    mixed: BTreeSet<WorkloadId>,
     world: World,
 }
 
@@ -35,6 +37,8 @@ impl Twin {
             span.gained.iter().for_each(|host| assert!(hosts.insert(host.clone()), "{}: {host} twice", span.topic));
             span.lost.iter().for_each(|host| assert!(hosts.remove(host), "{}: {host} was not there", span.topic));
         }
+        change.mixed.gained.iter().for_each(|id| assert!(self.mixed.insert(id.clone()), "{id} was mixed before"));
+        change.mixed.lost.iter().for_each(|id| assert!(self.mixed.remove(id), "{id} was not mixed"));
         self.documents.retain(|_, document| document.content().is_some());
         self.spans.retain(|_, hosts| !hosts.is_empty());
         self.check();
@@ -45,6 +49,8 @@ impl Twin {
         let expected = scratch::documents(&self.world);
         let held: BTreeMap<Topic, Document> = self.documents.iter().map(|(t, d)| (t.clone(), d.clone())).collect();
         assert_eq!(held, expected, "edits do not lead to the documents");
+        assert_eq!(self.mixed, check::mixed_workloads(&self.world), "mixed workloads are not what they are from scratch");
+        assert_eq!(self.compiler.mixed_workloads(), self.mixed.iter().cloned().collect::<Vec<_>>());
         let topics: Vec<Topic> = expected.keys().cloned().collect();
         assert_eq!(self.compiler.topics(), topics);
         for (topic, document) in &expected {
@@ -161,7 +167,7 @@ proptest! {
         all.iter().for_each(|event| { twin.apply(std::slice::from_ref(event)); });
         prop_assert!(twin.documents.is_empty());
         let c = &twin.compiler;
-        let rows = [c.groups.len(), c.hosts.len(), c.workloads.len(), c.labels.len(), c.selectors.len(), c.templates.len()];
+        let rows = [c.groups.len(), c.hosts.len(), c.workloads.len(), c.labels.len(), c.conditions.len(), c.templates.len()];
         prop_assert_eq!(rows, [0; 6]);
         prop_assert!(c.scopes.len() <= 1, "only the global scope may stay");
     }

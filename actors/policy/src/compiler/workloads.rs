@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Compiler, NONE, phase_index};
+use super::few::List;
+use super::{Compiler, GLOBAL, NONE, in_phase, slots_in};
 use crate::doc::Phase;
 use crate::ids::{TemplateId, WorkloadId};
-use crate::model::{Template, Workload};
+use crate::model::{Template, Workload, is_internet};
 use crate::net::Prefix;
 use crate::topic::Scope;
 
@@ -27,7 +28,7 @@ impl Compiler {
         if self.templates[t].template.as_ref() == new {
             return;
         }
-        let users: Vec<u32> = self.templates[t].workloads.keys().collect();
+        let users: Vec<u32> = self.templates[t].workloads.iter().collect();
         for w in &users {
             self.note_workload(*w);
             self.detach(*w);
@@ -37,17 +38,16 @@ impl Compiler {
         users.into_iter().for_each(|w| self.attach(w));
     }
 
-    /// The scopes a registered workload is in, and whether each is the global one.
-    fn scopes_of(&self, w: u32) -> impl Iterator<Item = (bool, u32)> + use<> {
+    /// The scopes a registered workload is in.
+    pub(super) fn scopes_of(&self, w: u32) -> impl Iterator<Item = u32> + use<> {
         let row = &self.workloads[w];
-        let global = self.scopes.get(&Scope::Global).unwrap_or(NONE);
-        [(true, global), (false, row.space), (false, row.app)].into_iter().filter(|(_, scope)| *scope != NONE)
+        [GLOBAL, row.space, row.app].into_iter().filter(|scope| *scope != NONE)
     }
 
     /// The registered workloads of one phase in a scope.
     pub(super) fn workloads_in(&self, s: u32, phase: Phase) -> Vec<u32> {
-        if *self.scopes.key(s) != Scope::Global {
-            return self.scopes[s].workloads[phase_index(phase)].keys().collect();
+        if s != GLOBAL {
+            return slots_in(phase, self.scopes[s].workloads.iter()).collect();
         }
         let attached = self.workloads.slots().filter(|w| self.workloads[*w].host != NONE);
         attached.filter(|w| self.workloads[*w].entry.as_ref().is_some_and(|entry| entry.phase == phase)).collect()
@@ -55,14 +55,12 @@ impl Compiler {
 
     fn attach(&mut self, w: u32) {
         let Some(entry) = self.workloads[w].entry.clone() else { return };
-        let phase = phase_index(entry.phase);
         let (h, _) = self.hosts.ensure(&entry.host);
         self.note_host(h);
         self.hosts[h].workloads += 1;
         if self.hosts[h].workloads == 1 {
             self.pending.toggle_host(h);
         }
-        self.scopes.ensure(&Scope::Global);
         let space = entry.space.as_ref().map_or(NONE, |id| self.scopes.ensure(&Scope::Space(id.clone())).0);
         let app = entry.app.as_ref().map_or(NONE, |id| self.scopes.ensure(&Scope::App(id.clone())).0);
         let template = entry.template.as_ref().map_or(NONE, |id| self.templates.ensure(id).0);
@@ -77,12 +75,12 @@ impl Compiler {
         let row = &mut self.workloads[w];
         (row.host, row.space, row.app, row.labels, row.template) = (h, space, app, labels, template);
 
-        for (is_global, scope) in self.scopes_of(w) {
-            if !is_global {
-                self.scopes[scope].workloads[phase].add(w);
+        for scope in self.scopes_of(w) {
+            if scope != GLOBAL {
+                self.scopes[scope].workloads.add(in_phase(w, entry.phase));
             }
-            if self.scopes[scope].hosts[phase].add(h) {
-                if !self.scopes[scope].hosts[1 - phase].contains(h) {
+            if self.scopes[scope].hosts.add(in_phase(h, entry.phase)) {
+                if !self.scopes[scope].hosts.contains(in_phase(h, entry.phase.other())) {
                     self.pending.toggle_scope(scope, h);
                 }
                 for index in 0..self.scopes[scope].bound.len() {
@@ -101,41 +99,44 @@ impl Compiler {
         }
         for id in &entry.groups {
             let (g, _) = self.groups.ensure(id);
-            self.groups[g].claims.add(w);
+            self.groups[g].claims.get_or_insert_default().add(w);
         }
         let direct = self.direct_groups(w);
-        for g in &direct {
-            self.gain_direct(*g, w, h, &entry);
+        for g in direct.iter() {
+            self.gain_direct(*g, h, &entry);
         }
         self.workloads[w].direct = direct;
     }
 
     fn detach(&mut self, w: u32) {
         let Some(entry) = self.workloads[w].entry.clone() else { return };
-        let phase = phase_index(entry.phase);
         let h = self.workloads[w].host;
         let direct = std::mem::take(&mut self.workloads[w].direct);
-        for g in direct {
-            self.lose_direct(g, w, h, &entry);
+        for g in direct.iter() {
+            self.lose_direct(*g, h, &entry);
         }
         for id in &entry.groups {
             if let Some(g) = self.groups.get(id) {
-                self.groups[g].claims.sub(w);
+                let claims = &mut self.groups[g].claims;
+                if let Some(held) = claims {
+                    held.sub(w);
+                }
+                claims.take_if(|held| held.is_empty());
                 self.groups.touch(g);
             }
         }
-        for (is_global, scope) in self.scopes_of(w) {
+        for scope in self.scopes_of(w) {
             for index in 0..self.scopes[scope].bound.len() {
                 let (g, phases) = self.scopes[scope].bound[index];
                 if phases.contains(entry.phase) {
                     self.sub_members(g, &entry);
                 }
             }
-            if !is_global {
-                self.scopes[scope].workloads[phase].sub(w);
+            if scope != GLOBAL {
+                self.scopes[scope].workloads.sub(in_phase(w, entry.phase));
             }
-            if self.scopes[scope].hosts[phase].sub(h) {
-                if !self.scopes[scope].hosts[1 - phase].contains(h) {
+            if self.scopes[scope].hosts.sub(in_phase(h, entry.phase)) {
+                if !self.scopes[scope].hosts.contains(in_phase(h, entry.phase.other())) {
                     self.pending.toggle_scope(scope, h);
                 }
                 for index in 0..self.scopes[scope].bound.len() {
@@ -166,20 +167,19 @@ impl Compiler {
     }
 
     /// Groups a registered workload has by id, by its entry or by a selector; sorted, distinct.
-    fn direct_groups(&self, w: u32) -> Vec<u32> {
+    fn direct_groups(&self, w: u32) -> List<u32, 4> {
         let row = &self.workloads[w];
-        let Some(entry) = &row.entry else { return Vec::new() };
-        let mut direct = Vec::new();
-        for id in &entry.groups {
-            direct.extend(self.groups.get(id).filter(|g| self.groups[*g].group.is_some()));
-        }
-        direct.extend(row.bound.iter().filter(|(_, phases)| phases.contains(entry.phase)).map(|(g, _)| *g));
-        self.selectors_of(w, |selector| {
-            let groups = self.selectors[selector].groups.iter();
-            direct.extend(groups.filter(|(_, phases)| phases.contains(entry.phase)).map(|(g, _)| *g));
-        });
-        direct.sort_unstable();
-        direct.dedup();
+        let mut direct: List<u32, 4> = List::default();
+        let Some(entry) = &row.entry else { return direct };
+        let mut put = |g: u32| {
+            if let Err(at) = direct.binary_search(&g) {
+                direct.insert(at, g);
+            }
+        };
+        let named = entry.groups.iter().filter_map(|id| self.groups.get(id));
+        named.filter(|g| self.groups[*g].group.is_some()).for_each(&mut put);
+        row.bound.iter().filter(|(_, phases)| phases.contains(entry.phase)).for_each(|(g, _)| put(*g));
+        self.selected_groups(w, entry.phase, put);
         direct
     }
 
@@ -187,29 +187,26 @@ impl Compiler {
     pub(super) fn refresh_direct(&mut self, w: u32) {
         let Some(entry) = self.workloads[w].entry.clone() else { return };
         let new = self.direct_groups(w);
-        if new == self.workloads[w].direct {
+        if *new == *self.workloads[w].direct {
             return;
         }
         self.note_workload(w);
         let h = self.workloads[w].host;
         let old = std::mem::replace(&mut self.workloads[w].direct, new.clone());
         for g in new.iter().filter(|g| old.binary_search(g).is_err()) {
-            self.gain_direct(*g, w, h, &entry);
+            self.gain_direct(*g, h, &entry);
         }
         for g in old.iter().filter(|g| new.binary_search(g).is_err()) {
-            self.lose_direct(*g, w, h, &entry);
+            self.lose_direct(*g, h, &entry);
         }
     }
 
-    fn gain_direct(&mut self, g: u32, w: u32, h: u32, entry: &Workload) {
-        self.groups[g].direct.add(w);
+    fn gain_direct(&mut self, g: u32, h: u32, entry: &Workload) {
         self.host_gains(g, h);
         self.add_members(g, entry);
     }
 
-    fn lose_direct(&mut self, g: u32, w: u32, h: u32, entry: &Workload) {
-        self.groups[g].direct.sub(w);
-        self.groups.touch(g);
+    fn lose_direct(&mut self, g: u32, h: u32, entry: &Workload) {
         self.host_loses(g, h);
         self.sub_members(g, entry);
     }
@@ -259,7 +256,7 @@ impl Compiler {
     /// A static member was written by hand and needs no admission.
     pub(super) fn add_member(&mut self, g: u32, member: Prefix, is_static: bool) {
         let row = &mut self.groups[g];
-        let admitted = is_static || row.group.as_ref().is_some_and(|group| group.admits(member));
+        let admitted = is_static || row.admits_internet || !is_internet(member);
         if admitted && row.members.as_mut().is_some_and(|members| members.add(member)) {
             let families = row.families();
             self.pending.toggle_member(g, member, families);
@@ -268,7 +265,7 @@ impl Compiler {
 
     pub(super) fn sub_member(&mut self, g: u32, member: Prefix, is_static: bool) {
         let row = &mut self.groups[g];
-        let admitted = is_static || row.group.as_ref().is_some_and(|group| group.admits(member));
+        let admitted = is_static || row.admits_internet || !is_internet(member);
         if admitted && row.members.as_mut().is_some_and(|members| members.sub(member)) {
             let families = row.families();
             self.pending.toggle_member(g, member, families);

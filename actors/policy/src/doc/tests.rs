@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 
+use super::digest::{digest_of, hash_member};
 use super::*;
+use crate::rule::{Action, Direction, Remote, Traffic};
 
 fn member(last: u8) -> Prefix {
     Prefix::v4(0x0a00_0000 | u32::from(last), 32).unwrap()

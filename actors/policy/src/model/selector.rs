@@ -47,14 +47,19 @@ impl Selector {
         Self { within, requirements: distinct.into_iter().collect() }
     }
 
-    pub fn requirements(&self) -> &[Requirement] {
+    pub fn requirements(&self) -> &Vec<Requirement> {
         &self.requirements
     }
 
     /// Whether the labels fulfil it; the scope is not looked at.
     pub fn matches(&self, labels: &Labels) -> bool {
-        self.requirements.iter().all(|requirement| requirement.matches(labels))
+        fulfils(labels, &self.requirements)
     }
+}
+
+/// Whether the labels fulfil every requirement.
+pub(crate) fn fulfils(labels: &Labels, requirements: &[Requirement]) -> bool {
+    requirements.iter().all(|requirement| requirement.matches(labels))
 }
 
 /// Parses the requirements; every bad one is told. At least one is needed: a binding to a whole scope is written as one.

@@ -84,7 +84,12 @@ proptest! {
             let expected = needed(&me, &documents);
             prop_assert_eq!(&needs.topics(), &expected);
             prop_assert_eq!(&followed, &expected);
-            for host in ["h0", "h1"].map(|h| HostId::new(h).unwrap()) {
+            let hosts = ["h0", "h1"].map(|h| HostId::new(h).unwrap());
+            let present = hosts.iter().filter(|h| documents.get(&Topic::Host((*h).clone())).is_some_and(|d| d.content().is_some()));
+            let scratch = Followers::of_hosts(present.cloned(), &documents);
+            for host in hosts {
+                prop_assert_eq!(followers.topics_of(&host), scratch.topics_of(&host));
+                prop_assert!(scratch.topics_of(&host).iter().all(|t| scratch.count(t) == followers.count(t)));
                 let known = documents.get(&Topic::Host(host.clone())).is_some_and(|d| d.content().is_some());
                 let expected = if known { needed(&host, &documents) } else { BTreeSet::new() };
                 prop_assert_eq!(followers.topics_of(&host), expected.clone());

@@ -1,6 +1,5 @@
 //! The few JetStream requests a controller needs, with the server's answers in the machine's words.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{DeliverPolicy, pull};
@@ -19,10 +18,6 @@ const WRONG_LAST_SEQUENCE_UNDECIDED: u64 = 10_164;
 
 /// A batch is sent in pieces of this many messages, so that the connection task gets to write.
 const PUBLISH_BURST: usize = 512;
-
-/// A lost stream begins again somewhere up to here: large enough to meet no sequence of the past, small enough to stay short on
-/// the wire.
-const FIRST_SEQUENCE_MASK: u64 = (1 << 40) - 1;
 
 #[derive(Clone)]
 pub(super) struct Js {
@@ -94,14 +89,24 @@ impl Js {
                 LastRawMessageErrorKind::NoMessageFound => Some(None),
                 LastRawMessageErrorKind::JetStream(error) if error.error_code().0 == 10_059 => {
                     tracing::warn!("stream TOPICS does not exist: creating it");
-                    let first = RandomState::new().build_hasher().finish() & FIRST_SEQUENCE_MASK;
-                    if let Err(error) = streams::recreate_topics(&self.client, self.replicas, first + 1).await {
+                    if let Err(error) = streams::ensure_one(&self.client, &streams::TOPICS, self.replicas).await {
                         tracing::error!(%error, "cannot create stream TOPICS");
                     }
                     None
                 }
                 _ => None,
             },
+        }
+    }
+
+    /// Clears the stream up to this sequence, and has it go on there.
+    pub async fn begin_life(&self, first: u64) -> bool {
+        match streams::begin_topics(&self.client, first).await {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(%error, "cannot begin a new life of stream TOPICS");
+                false
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 use groupcast_bus_config::{connect, subjects};
 use groupcast_policy::topic::Topic;
 
-pub use node::{Desired, NodeHandle, spawn_node};
+pub use node::{Compile, NodeHandle, compiled, spawn_node};
 pub use reader::{OnCommit, ReaderHandle, spawn_reader};
 
 /// What happened to a connection, in the words of the machines.

@@ -7,8 +7,6 @@ use async_nats::{Client, HeaderMap, Message, Subject};
 use futures::StreamExt;
 use groupcast_bus_config::{connect, subjects};
 use groupcast_messages::Ack;
-use groupcast_policy::doc::Document;
-use groupcast_policy::topic::Topic;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -16,7 +14,7 @@ use super::js::Js;
 use super::{Clock, Link, MAILBOX_MAX, Republished, link, topic_of};
 use crate::batch::{Proposal, Refused};
 use crate::convergence::{self, Convergence};
-use crate::node::{Committed, Effect, Event, Fate, Head, Node, Records, Request, Settings};
+use crate::node::{Committed, Desired, Effect, Event, Fate, Head, Node, Records, Request, Settings};
 
 /// Controllers share the hosts' requests.
 const SERVICE_GROUP: &str = "snap";
@@ -24,8 +22,16 @@ const SERVICE_GROUP: &str = "snap";
 /// Names the controller that sends an answer to another: the one who asked follows the first that answers.
 const FROM: &str = "Gc-From";
 
-/// What should be published, compiled from scratch; called when no copy of what was published exists any more.
-pub type Desired = Box<dyn FnMut() -> Map<Topic, Document> + Send>;
+/// Compiles from scratch what should be published: everything that is in CATALOG and REGISTRY when it is called. Called when no copy
+/// of what was published exists any more, or the stream was lost.
+pub type Compile = Box<dyn FnMut() -> oneshot::Receiver<Desired> + Send>;
+
+/// The answer of a [`Compile`] that need not be waited for.
+pub fn compiled(desired: Desired) -> oneshot::Receiver<Desired> {
+    let (sender, receiver) = oneshot::channel();
+    let _ = sender.send(desired);
+    receiver
+}
 
 type Inspect = Box<dyn FnOnce(&mut Node, &Convergence) + Send>;
 
@@ -88,7 +94,7 @@ pub fn spawn_node(
     settings: Settings,
     replicas: usize,
     seed: u64,
-    desired: Desired,
+    compile: Compile,
 ) -> NodeHandle {
     let (commands, inbox) = mpsc::channel(MAILBOX_MAX);
     let (leading_sender, leading) = watch::channel(None);
@@ -101,7 +107,7 @@ pub fn spawn_node(
         js,
         convergence: Convergence::new(convergence::Settings::default()),
         leading: leading_sender,
-        desired,
+        compile,
         done,
         proposals: Map::default(),
         next_proposal: seed & 0xffff,
@@ -124,8 +130,10 @@ enum Done {
     Head(Option<Head>),
     Term(Option<u64>),
     TermRead(Option<u64>),
+    LifeBegun(bool),
     Published(u64, Fate),
     Records(Option<Records>),
+    Desired(u64, Option<Desired>),
 }
 
 /// Where an answer goes.
@@ -141,7 +149,7 @@ struct Shell {
     js: Js,
     convergence: Convergence,
     leading: watch::Sender<Option<u64>>,
-    desired: Desired,
+    compile: Compile,
     done: mpsc::UnboundedSender<Done>,
     /// The caller's number and where it waits, by the number used here.
     proposals: Map<u64, (u64, oneshot::Sender<Result<Committed, Refused>>)>,
@@ -189,8 +197,10 @@ impl Shell {
                     Done::Head(head) => self.node.handle(Event::Head(head), now()),
                     Done::Term(term) => self.node.handle(Event::TermReserved(term), now()),
                     Done::TermRead(term) => self.node.handle(Event::TermRead(term), now()),
+                    Done::LifeBegun(begun) => self.node.handle(Event::LifeBegun(begun), now()),
                     Done::Published(batch, fate) => self.node.handle(Event::Published { batch, fate }, now()),
                     Done::Records(records) => self.node.handle(Event::Records(records), now()),
+                    Done::Desired(ask, desired) => self.node.handle(Event::Desired { ask, desired }, now()),
                 },
                 Some(message) = topics.next() => self.republished(&message, now()),
                 command = commands.recv() => match command {
@@ -298,6 +308,10 @@ impl Shell {
                     let (js, done) = (self.js.clone(), self.done.clone());
                     tokio::spawn(async move { done.send(Done::Term(js.reserve_term(at_least).await)) });
                 }
+                Effect::BeginLife { first } => {
+                    let (js, done) = (self.js.clone(), self.done.clone());
+                    tokio::spawn(async move { done.send(Done::LifeBegun(js.begin_life(first).await)) });
+                }
                 Effect::ReadTerm => {
                     let (js, done) = (self.js.clone(), self.done.clone());
                     tokio::spawn(async move { done.send(Done::TermRead(js.read_term().await)) });
@@ -321,9 +335,9 @@ impl Shell {
                     let (js, done) = (self.js.clone(), self.done.clone());
                     tokio::spawn(async move { done.send(Done::Records(js.read_records().await)) });
                 }
-                Effect::WantDesired => {
-                    let desired = (self.desired)();
-                    open.extend(self.node.handle(Event::Desired(desired), clock.now_ms()));
+                Effect::WantDesired { ask } => {
+                    let (compiled, done) = ((self.compile)(), self.done.clone());
+                    tokio::spawn(async move { done.send(Done::Desired(ask, compiled.await.ok())) });
                 }
                 Effect::Reply { id, payloads } => self.reply(id, payloads).await?,
                 Effect::Leading { term } => {

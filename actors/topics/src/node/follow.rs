@@ -11,7 +11,7 @@ use groupcast_messages::{Answer, Ask, Body, Cut, Delta, Lead, TopicRef};
 use groupcast_policy::doc::{Digest, Document, Edit};
 use groupcast_policy::topic::Topic;
 
-use super::{Effect, Incident, Node, Records};
+use super::{Desired, Effect, Incident, Node, Records};
 use crate::batch::Proposal;
 use crate::replica::{PublishedDelta, Replica};
 
@@ -48,6 +48,7 @@ enum State {
     },
     /// Revisions and digests are known, the contents have to be compiled.
     WaitingForDesired {
+        ask: u64,
         cut: Cut,
         since: u64,
         records: Map<Topic, (u64, Digest)>,
@@ -70,11 +71,21 @@ pub(super) struct Follow {
     /// The term under which the stream's present life began, by the newest lead message heard of.
     since: u64,
     retry_ms: Option<u64>,
+    /// By the newest lead message in the replica, the stream lacks topics.
+    pub incomplete: bool,
 }
 
 impl Default for Follow {
     fn default() -> Self {
-        Self { state: State::Starting, buffer: BTreeMap::new(), gap_since_ms: None, last_ask: 0, since: 0, retry_ms: None }
+        Self {
+            state: State::Starting,
+            buffer: BTreeMap::new(),
+            gap_since_ms: None,
+            last_ask: 0,
+            since: 0,
+            retry_ms: None,
+            incomplete: false,
+        }
     }
 }
 
@@ -98,7 +109,7 @@ impl Node {
             self.out.push(Effect::Report(Incident::Malformed { at: sequence }));
             return;
         };
-        self.term_seen = self.term_seen.max(lead.term);
+        self.heard_of(&lead);
         self.follow.since = self.follow.since.max(lead.since);
         self.lead_seen(sequence, &lead, now_ms);
         if sequence <= self.replica.cut().lead && lead.since <= self.replica.since() {
@@ -178,6 +189,8 @@ impl Node {
                 }
                 return self.fetch(now_ms);
             }
+            self.follow.incomplete = next.incomplete;
+            self.serve_advanced();
         }
     }
 
@@ -194,11 +207,14 @@ impl Node {
                 let mut overlay = Overlay { replica: &self.replica, changed: Map::default() };
                 for message in batch {
                     let edit = message.meaning.as_ref().unwrap_or(&message.delta.edit);
-                    if *edit == Edit::Reset || matches!(message.topic, Topic::Members(_)) || edit.is_empty() {
+                    if *edit == Edit::Reset || matches!(message.topic, Topic::Members(_)) {
                         continue;
                     }
+                    // An empty edit refers to nothing, but it may be how a host without workloads becomes known.
                     followers.edit(&message.topic, edit, &overlay);
-                    overlay.edit(&message.topic, edit);
+                    if !edit.is_empty() {
+                        overlay.edit(&message.topic, edit);
+                    }
                 }
             }
         }
@@ -206,7 +222,6 @@ impl Node {
         if result.is_err() {
             self.followers = None;
         }
-        self.serve_advanced();
         result
     }
 
@@ -260,11 +275,10 @@ impl Node {
         let since = self.follow.since;
         if cut.term < since {
             // The other controller does not know yet that the stream is a new one.
-            self.follow.retry_ms = Some(now_ms + self.settings.gap_wait_ms);
-            self.follow.state = State::Starting;
-            return;
+            return self.follow_anew(now_ms);
         }
-        self.restore_resets(Vec::new());
+        self.publish_by_reference(Vec::new());
+        self.follow.incomplete = false; // nobody answers from a copy that is not whole
         let replica = Replica::restore(cut, since, documents.into_iter().map(|(topic, (revision, doc))| (topic, revision, doc)));
         self.synced(replica, now_ms);
     }
@@ -284,9 +298,7 @@ impl Node {
         let head = records.as_ref().and_then(|records| records.head.as_ref());
         let lead = head.and_then(|(sequence, payload)| Some((*sequence, Lead::decode(payload).ok()?)));
         let (Some((sequence, lead)), Some(records)) = (lead, records) else {
-            self.follow.retry_ms = Some(now_ms + self.settings.gap_wait_ms);
-            self.follow.state = State::Starting;
-            return;
+            return self.follow_anew(now_ms);
         };
         let mut known = Map::with_capacity_and_hasher(records.topics.len(), Default::default());
         let cut = Cut { term: lead.term, lead: sequence };
@@ -297,36 +309,81 @@ impl Node {
             };
             known.insert(topic, (revision, delta.digest));
         }
-        self.follow.state = State::WaitingForDesired { cut, since: lead.since, records: known };
-        self.out.push(Effect::WantDesired);
+        let ask = self.want_desired();
+        self.follow.incomplete = lead.incomplete;
+        self.follow.state = State::WaitingForDesired { ask, cut, since: lead.since, records: known };
+    }
+
+    /// What was compiled answers a follower without a copy, or a leader that rebuilds.
+    pub(super) fn desired(&mut self, ask: u64, desired: Option<Desired>, now_ms: u64) {
+        if ask != self.desired_ask {
+            return;
+        }
+        match desired {
+            Some(desired) if self.holds_lead() => self.rebuild(desired, now_ms),
+            Some(desired) => self.adopt(ask, desired.documents, now_ms),
+            None if self.holds_lead() => self.rebuild_later(now_ms),
+            None => {
+                if matches!(self.follow.state, State::WaitingForDesired { .. }) {
+                    self.follow_anew(now_ms);
+                }
+            }
+        }
+    }
+
+    /// What is held is worth nothing: begins as after a start, a moment later.
+    pub(super) fn follow_anew(&mut self, now_ms: u64) {
+        self.follow.retry_ms = Some(now_ms + self.settings.gap_wait_ms);
+        self.follow.state = State::Starting;
     }
 
     /// What was published is adopted where the digests agree; the rest will be published by reference once this node leads.
-    pub(super) fn desired(&mut self, desired: Map<Topic, Document>, now_ms: u64) {
-        let State::WaitingForDesired { cut, since, records } = &mut self.follow.state else { return };
-        let (cut, since, mut records) = (*cut, *since, std::mem::take(records));
-        let mut documents = Vec::with_capacity(desired.len());
-        let mut resets = Vec::new();
-        for (topic, document) in desired {
-            let (revision, digest) = records.remove(&topic).unwrap_or_default();
-            if digest != document.digest() {
-                resets.push(topic.clone());
-            }
-            documents.push((topic, revision, document));
+    fn adopt(&mut self, asked: u64, desired: Map<Topic, Document>, now_ms: u64) {
+        let State::WaitingForDesired { ask, cut, since, records } = &mut self.follow.state else { return };
+        if *ask != asked {
+            return;
         }
-        for (topic, (revision, digest)) in records {
-            if digest != Digest::ABSENT {
-                resets.push(topic.clone());
-            }
-            documents.push((topic, revision, Document::absent()));
-        }
-        self.restore_resets(resets);
-        let replica = Replica::restore(cut, since, documents);
+        let (cut, since) = (*cut, *since);
+        let records = std::mem::take(records).into_iter().map(|(topic, record)| (topic, Some(record))).collect();
+        let replica = self.compared(desired, records, cut, since);
         self.synced(replica, now_ms);
         self.follow.gap_since_ms = None;
     }
 
-    fn restore_resets(&mut self, resets: Vec<Topic>) {
+    /// A replica of what is desired, with the revisions of what is published already. Whatever is not, or is unknown (`None`), will
+    /// be published by reference when this node leads.
+    pub(super) fn compared(
+        &mut self,
+        desired: Map<Topic, Document>,
+        mut published: Map<Topic, Option<(u64, Digest)>>,
+        cut: Cut,
+        since: u64,
+    ) -> Replica {
+        let mut documents = Vec::with_capacity(desired.len());
+        let mut resets = Vec::new();
+        for (topic, document) in desired {
+            let (revision, same) = match published.remove(&topic) {
+                Some(None) => (0, false),
+                Some(Some((revision, digest))) => (revision, digest == document.digest()),
+                None => (0, document.digest() == Digest::ABSENT),
+            };
+            if !same {
+                resets.push(topic.clone());
+            }
+            documents.push((topic, revision, document));
+        }
+        for (topic, record) in published {
+            if record.is_none_or(|(_, digest)| digest != Digest::ABSENT) {
+                resets.push(topic.clone());
+            }
+            documents.push((topic, record.unwrap_or_default().0, Document::absent()));
+        }
+        self.publish_by_reference(resets);
+        Replica::restore(cut, since, documents)
+    }
+
+    /// What the replica holds of these topics is not what is published: nobody is answered before it is.
+    pub(super) fn publish_by_reference(&mut self, resets: Vec<Topic>) {
         self.serve.hold_until_published = !resets.is_empty();
         self.serve.pending_resets = resets;
     }
@@ -355,7 +412,7 @@ impl Node {
         if let Some((_, lead)) = head {
             self.follow.since = self.follow.since.max(lead.since);
         }
-        if self.is_leading() {
+        if self.holds_lead() {
             return;
         }
         let cut = self.replica.cut();
@@ -394,7 +451,7 @@ impl Node {
             State::ReadingRecords { sent_ms } if sent_ms + timeout * 5 <= now_ms => self.fetch(now_ms),
             _ => {}
         }
-        let Some(since) = self.follow.gap_since_ms.filter(|_| self.follow.is_synced() && !self.is_leading()) else { return };
+        let Some(since) = self.follow.gap_since_ms.filter(|_| self.follow.is_synced() && !self.holds_lead()) else { return };
         if since + self.settings.gap_wait_ms > now_ms {
             return;
         }
@@ -410,7 +467,7 @@ impl Node {
             State::ReadingRecords { sent_ms } => Some(sent_ms + timeout * 5),
             _ => None,
         };
-        let gap = self.follow.gap_since_ms.filter(|_| self.follow.is_synced() && !self.is_leading());
+        let gap = self.follow.gap_since_ms.filter(|_| self.follow.is_synced() && !self.holds_lead());
         let gap = gap.map(|since| since + self.settings.gap_wait_ms);
         [state, gap, self.follow.retry_ms].into_iter().flatten().min()
     }

@@ -1,10 +1,13 @@
 //! A controller's side of topics: follows all of TOPICS, serves snapshots from memory, and leads when it is its turn.
 //!
-//! A plain state machine like [`crate::reader`]. Its parts, one file each: `follow` keeps the replica at the stream's head, `lead`
-//! claims and holds the leadership and publishes, `serve` answers hosts.
+//! A plain state machine like [`crate::reader`]. Its parts, one file each: `follow` keeps the replica at the stream's head, `claim`,
+//! `lead`, `publish` and `flight` are the leadership, `serve` answers hosts.
 
+mod claim;
+mod flight;
 mod follow;
 mod lead;
+mod publish;
 mod serve;
 #[cfg(test)]
 mod tests;
@@ -20,7 +23,7 @@ use crate::batch::{Proposal, Refused};
 use crate::random::Random;
 use crate::replica::Replica;
 use follow::Follow;
-use lead::Role;
+use lead::{Contest, Role};
 use serve::Serve;
 
 #[derive(Debug, Clone)]
@@ -96,6 +99,15 @@ pub struct Records {
     pub topics: Vec<(Topic, u64, Vec<u8>)>,
 }
 
+/// What should be published, compiled from scratch.
+#[derive(Debug, Clone, Default)]
+pub struct Desired {
+    pub documents: Map<Topic, Document>,
+    /// The sequences of CATALOG and REGISTRY it reflects.
+    pub catalog: u64,
+    pub registry: u64,
+}
+
 #[derive(Debug)]
 pub enum Event<'a> {
     /// Connected or reconnected, everything subscribed and flushed.
@@ -119,6 +131,8 @@ pub enum Event<'a> {
     Head(Option<Head>),
     /// Answer to [`Effect::ReserveTerm`]; `None` when somebody else was faster or the bus did not answer.
     TermReserved(Option<u64>),
+    /// Answer to [`Effect::BeginLife`].
+    LifeBegun(bool),
     /// Answer to [`Effect::ReadTerm`]; `None` when it could not be read.
     TermRead(Option<u64>),
     Published {
@@ -131,8 +145,11 @@ pub enum Event<'a> {
     NoPeer,
     /// Answer to [`Effect::ReadRecords`].
     Records(Option<Records>),
-    /// What should be published, compiled from scratch: asked for by [`Effect::WantDesired`].
-    Desired(Map<Topic, Document>),
+    /// Answer to [`Effect::WantDesired`]; `None` when it could not be compiled.
+    Desired {
+        ask: u64,
+        desired: Option<Desired>,
+    },
     Request {
         id: u64,
         request: Request,
@@ -153,14 +170,21 @@ pub enum Effect {
     ReserveTerm {
         at_least: u64,
     },
+    /// Clear the stream, and have it go on at this sequence or above.
+    BeginLife {
+        first: u64,
+    },
     /// Read the highest reserved term from CATALOG, not by direct get.
     ReadTerm,
     Publish(Publish),
     AskReplica(Vec<u8>),
     /// Read the last message of every topic from the stream.
     ReadRecords,
-    /// No copy of what was published exists any more: compile from scratch and hand it in.
-    WantDesired,
+    /// No copy of what was published exists any more, or none that can be trusted: compile from scratch everything that is in
+    /// CATALOG and REGISTRY at this moment or later, and hand it in.
+    WantDesired {
+        ask: u64,
+    },
     Reply {
         id: u64,
         payloads: Vec<Vec<u8>>,
@@ -230,11 +254,16 @@ pub struct Node {
     followers: Option<Followers>,
     follow: Follow,
     role: Role,
+    contest: Contest,
     serve: Serve,
     /// The highest term heard of anywhere.
     term_seen: u64,
     /// When the head read under way was sent.
     head_read_ms: Option<u64>,
+    /// The number of the last [`Effect::WantDesired`]: an answer to an earlier one may lack what was written since.
+    desired_ask: u64,
+    /// The sequences of CATALOG and REGISTRY that the stream reflects, by the newest lead message heard of.
+    progress: (u64, u64),
     out: Vec<Effect>,
 }
 
@@ -248,9 +277,12 @@ impl Node {
             followers: None,
             follow: Follow::default(),
             role: Role::Following { since_ms: 0, vacant: false },
+            contest: Contest::default(),
             serve: Serve::default(),
             term_seen: 0,
             head_read_ms: None,
+            desired_ask: 0,
+            progress: (0, 0),
             out: Vec::new(),
         }
     }
@@ -273,12 +305,13 @@ impl Node {
                 }
             }
             Event::TermReserved(term) => self.term_reserved(term, now_ms),
+            Event::LifeBegun(begun) => self.life_begun(begun, now_ms),
             Event::TermRead(term) => self.term_read(term, now_ms),
             Event::Published { batch, fate } => self.published(batch, fate, now_ms),
             Event::Answer(payload) => self.peer_answered(payload, now_ms),
             Event::NoPeer => self.no_peer(now_ms),
             Event::Records(records) => self.records_read(records, now_ms),
-            Event::Desired(documents) => self.desired(documents, now_ms),
+            Event::Desired { ask, desired } => self.desired(ask, desired, now_ms),
             Event::Request { id, request } => self.request(id, request, now_ms),
             Event::Propose(proposal) => self.propose(proposal, now_ms),
             Event::Resign => self.resign(now_ms),
@@ -302,18 +335,15 @@ impl Node {
     pub fn followers(&mut self) -> &Followers {
         let replica = &self.replica;
         self.followers.get_or_insert_with(|| {
-            let mut followers = Followers::default();
-            for (topic, document) in replica.documents().filter(|(topic, _)| matches!(topic, Topic::Host(_))) {
-                if let Some(edit) = Document::absent().edit_to(document) {
-                    followers.edit(topic, &edit, replica);
-                }
-            }
-            followers
+            let present = replica.documents().filter(|(_, document)| document.content().is_some());
+            let hosts = present.filter_map(|(topic, _)| if let Topic::Host(host) = topic { Some(host.clone()) } else { None });
+            Followers::of_hosts(hosts, replica)
         })
     }
 
+    /// Leads, and what it holds is what is published: changes can be proposed.
     pub fn is_leading(&self) -> bool {
-        matches!(self.role, Role::Leading(_))
+        matches!(&self.role, Role::Leading(reign) if !reign.is_rebuilding())
     }
 
     /// Whether the replica is complete, so that requests can be answered.
@@ -342,6 +372,20 @@ impl Node {
         self.tick_serve(now_ms);
     }
 
+    /// A lead message was seen, in whatever way.
+    fn heard_of(&mut self, lead: &Lead) {
+        if lead.term >= self.term_seen && !self.holds_lead() {
+            self.progress = (lead.catalog, lead.registry);
+        }
+        self.term_seen = self.term_seen.max(lead.term);
+    }
+
+    fn want_desired(&mut self) -> u64 {
+        self.desired_ask += 1;
+        self.out.push(Effect::WantDesired { ask: self.desired_ask });
+        self.desired_ask
+    }
+
     /// One read of the head at a time; whoever waits shares the answer, if the read was sent after they came.
     fn read_head(&mut self, now_ms: u64) -> bool {
         if self.head_read_ms.is_some() {
@@ -365,7 +409,7 @@ impl Node {
             },
         };
         if let Some(Some((_, lead))) = &head {
-            self.term_seen = self.term_seen.max(lead.term);
+            self.heard_of(lead);
         }
         self.head_for_follow(head.as_ref(), now_ms);
         self.head_for_lead(head.as_ref(), sent_ms, now_ms);

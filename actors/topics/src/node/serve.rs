@@ -80,7 +80,7 @@ impl Node {
 
     /// The replica moved: answer whoever waited for that.
     pub(super) fn serve_advanced(&mut self) {
-        if self.serve.before_cut.is_empty() || !self.follow.is_synced() || self.serve.hold_until_published {
+        if self.serve.before_cut.is_empty() || !self.can_serve() {
             return;
         }
         let cut = self.replica.cut();
@@ -96,9 +96,14 @@ impl Node {
         }
     }
 
+    /// A stream that lacks topics must not make hosts forget them.
+    fn can_serve(&self) -> bool {
+        self.follow.is_synced() && !self.serve.hold_until_published && !self.follow.incomplete
+    }
+
     fn is_ready(&self, (term, lead, _): &(u64, u64, Waiting)) -> bool {
         let cut = self.replica.cut();
-        (cut.term, cut.lead) >= (*term, *lead) && self.follow.is_synced() && !self.serve.hold_until_published
+        (cut.term, cut.lead) >= (*term, *lead) && self.can_serve()
     }
 
     fn reply(&mut self, waiting: Waiting) {
@@ -157,7 +162,7 @@ impl Node {
         let mut refused: Vec<Waiting> = Vec::new();
         refused.extend(self.serve.before_read.extract_if(.., |waiting| late(waiting)));
         // Those that only wait for their turn are answered, however late.
-        let (cut, open) = (self.replica.cut(), self.follow.is_synced() && !self.serve.hold_until_published);
+        let (cut, open) = (self.replica.cut(), self.can_serve());
         let behind = |term: u64, lead: u64| !open || (cut.term, cut.lead) < (term, lead);
         let too_late = self.serve.before_cut.extract_if(.., |(term, lead, waiting)| behind(*term, *lead) && late(waiting));
         refused.extend(too_late.map(|(_, _, waiting)| waiting));

@@ -25,7 +25,9 @@ fn leading() -> Node {
         open.extend(match effect {
             Effect::ReadHead => node.handle(Event::Head(Some(None)), 1),
             Effect::ReserveTerm { at_least } => node.handle(Event::TermReserved(Some(at_least)), 1),
+            Effect::BeginLife { .. } => node.handle(Event::LifeBegun(true), 1),
             Effect::ReadTerm => node.handle(Event::TermRead(Some(1)), 1),
+            Effect::WantDesired { ask } => node.handle(Event::Desired { ask, desired: Some(Desired::default()) }, 1),
             Effect::Publish(publish) => {
                 assert!(publish.messages.is_empty());
                 node.handle(Event::Published { batch: publish.batch, fate: Fate::Committed { last: 1, count: 1 } }, 1)
@@ -86,7 +88,7 @@ fn a_request_waits_for_the_head_it_may_not_be_older_than() {
     let effects = node.handle(Event::Request { id: 5, request: Request::Snapshot { host, payload } }, 101);
     assert!(effects.iter().any(|effect| matches!(effect, Effect::ReadHead)));
     // The batch is in the stream already, its acknowledgement is not here yet.
-    let lead = Lead { term: 1, since: 1, batch: 42, count: 1, catalog: 0, registry: 0, resigning: false, leader: String::new() };
+    let lead = Lead { term: 1, since: 1, batch: 42, count: 1, ..Default::default() };
     let effects = node.handle(Event::Head(Some(Some((2, lead.encode())))), 102);
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Reply { .. })), "{effects:?}");
     let batch = match &node.role {

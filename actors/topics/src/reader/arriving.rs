@@ -26,6 +26,8 @@ pub(super) struct Batch {
     deltas: BTreeMap<Topic, Arrived>,
     /// The host asked because of this batch; it does not ask for it again before the answer.
     asked: bool,
+    /// Only an answer can move it on: what arrives for later batches need not look at it again.
+    blocked: bool,
     overdue: bool,
 }
 
@@ -85,10 +87,12 @@ impl Reader {
             // published while this host could not listen is worth a check.
             self.checks.soon(now_ms, self.settings.ask_jitter_ms, &mut self.random);
         }
-        let batch = self.batches.entry(Cut { term: delta.term, lead }).or_insert_with(|| Batch {
+        let cut = Cut { term: delta.term, lead };
+        let batch = self.batches.entry(cut).or_insert_with(|| Batch {
             first_seen_ms: now_ms,
             deltas: BTreeMap::new(),
             asked: false,
+            blocked: false,
             overdue: false,
         });
         if batch.deltas.insert(topic, Arrived { revision, previous, delta }).is_none() {
@@ -99,6 +103,9 @@ impl Reader {
             self.pending = 0;
             self.report(Incident::TooManyPending);
             return self.want_ask_again(now_ms);
+        }
+        if self.batches.first_key_value().is_some_and(|(first, batch)| *first != cut && batch.blocked) {
+            return;
         }
         self.advance(now_ms);
     }
@@ -121,8 +128,12 @@ impl Reader {
                     }
                 }
                 Judgement::Incomplete => return, // `check_held` asks when it lasts
-                Judgement::Unsynced => return self.want_ask(now_ms, 0),
+                Judgement::Unsynced => {
+                    self.block(cut);
+                    return self.want_ask(now_ms, 0);
+                }
                 Judgement::Stuck(incident) => {
+                    self.block(cut);
                     if self.mark_asked(cut) {
                         if let Incident::Corrupt { topic } = &incident {
                             self.distrusted.insert(topic.clone());
@@ -133,10 +144,17 @@ impl Reader {
                     return;
                 }
                 Judgement::Gains(topics) => {
+                    self.block(cut);
                     self.subscribe(topics, now_ms);
                     return self.want_ask(now_ms, 0);
                 }
             }
+        }
+    }
+
+    fn block(&mut self, cut: Cut) {
+        if let Some(batch) = self.batches.get_mut(&cut) {
+            batch.blocked = true;
         }
     }
 
@@ -295,7 +313,7 @@ impl Reader {
         };
         self.batches = later;
         // Whatever kept them waiting has to be judged anew.
-        self.batches.values_mut().for_each(|batch| batch.asked = false);
+        self.batches.values_mut().for_each(|batch| (batch.asked, batch.blocked) = (false, false));
         self.pending = self.batches.values().map(|batch| batch.deltas.len()).sum();
     }
 

@@ -38,6 +38,7 @@ impl Writer {
             catalog: 0,
             registry: 0,
             resigning: false,
+            incomplete: false,
             leader: String::new(),
         };
         let proposal = Proposal { change: self.sequence, edits, ..Default::default() };

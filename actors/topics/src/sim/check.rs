@@ -1,12 +1,15 @@
 //! What must never happen, checked at every state a host exposes, and what must be so in the end.
 
 use crate::Map;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use groupcast_messages::{Cut, Delta, Lead};
 use groupcast_policy::doc::{Digest, Document};
+use groupcast_policy::needs::{Documents, needed};
 use groupcast_policy::topic::Topic;
 
+use super::bus::World;
+use super::policy::host;
 use crate::reader::Reader;
 
 /// One committed batch.
@@ -19,7 +22,10 @@ struct Batch {
 /// One life of the stream.
 #[derive(Debug, Default)]
 struct Life {
+    /// Of its first lead message and of its last.
+    began: u64,
     since: u64,
+    incomplete: bool,
     batches: Vec<Batch>,
     digests: Map<(Topic, u64), Digest>,
 }
@@ -29,11 +35,15 @@ struct Life {
 pub(super) struct History {
     lives: Vec<Life>,
     leaders: BTreeMap<u64, String>,
+    /// The versions of each topic that were ever desired, in order.
+    versions: Map<Topic, Vec<Digest>>,
+    /// How far in that order each host has come.
+    reached: Map<(usize, Topic), usize>,
 }
 
 impl History {
     pub fn stream_began(&mut self) {
-        self.lives.push(Life { since: u64::MAX, ..Life::default() });
+        self.lives.push(Life { began: u64::MAX, ..Life::default() });
     }
 
     pub fn committed(&mut self, sequence: u64, lead: &[u8], messages: &[(Topic, Vec<u8>)]) -> Result<(), String> {
@@ -48,12 +58,14 @@ impl History {
         }
         self.leaders.insert(lead.term, lead.leader);
         let Some(life) = self.lives.last_mut() else { return Err("nothing can be committed without a stream".to_owned()) };
-        if life.since == u64::MAX {
-            life.since = lead.term;
+        if life.began == u64::MAX {
+            (life.began, life.since) = (lead.term, lead.term);
         }
-        if lead.since != life.since {
+        // A life counts from the term of whoever completed it.
+        if lead.since != life.since && !(life.incomplete && lead.since == lead.term) {
             return Err(format!("the stream lives since term {}, the lead message says {}", life.since, lead.since));
         }
+        (life.since, life.incomplete) = (lead.since, lead.incomplete);
         let mut topics = Vec::new();
         for (index, (topic, payload)) in messages.iter().enumerate() {
             let revision = sequence + 1 + index as u64;
@@ -65,8 +77,39 @@ impl History {
         Ok(())
     }
 
+    pub fn desired(&mut self, documents: &Map<Topic, Document>) {
+        for (topic, document) in documents {
+            let versions = self.versions.entry(topic.clone()).or_insert_with(|| vec![Digest::ABSENT]);
+            if versions.last() != Some(&document.digest()) {
+                versions.push(document.digest());
+            }
+        }
+    }
+
+    pub fn host_began(&mut self, host: usize) {
+        self.reached.retain(|(of, _), _| *of != host);
+    }
+
+    /// What a host has exposed of a topic it follows it never takes back, also when the stream is lost: whoever rebuilds it knows
+    /// everything that was ever accepted.
+    pub fn check_forward(&mut self, host: usize, reader: &Reader) -> Result<(), String> {
+        self.reached.retain(|(of, topic), _| *of != host || reader.revision(topic).is_some());
+        for (topic, document) in reader.documents() {
+            let Some(versions) = self.versions.get(topic) else { continue };
+            let reached = self.reached.entry((host, topic.clone())).or_default();
+            match versions.iter().skip(*reached).position(|digest| *digest == document.digest()) {
+                Some(ahead) => *reached += ahead,
+                None => {
+                    let at = versions.iter().rposition(|digest| *digest == document.digest());
+                    return Err(format!("{topic} went back to version {at:?} after {reached}, at {:?}", reader.cut()));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn life_of(&self, term: u64) -> Option<&Life> {
-        self.lives.iter().rev().find(|life| life.since <= term)
+        self.lives.iter().rev().find(|life| life.began <= term)
     }
 
     /// A host's exposed state: every document is exactly a published one, and no change is there in part. Where nothing can be
@@ -118,5 +161,64 @@ impl History {
         let life = self.lives.last()?;
         let lead = life.batches.last()?.lead;
         Some(Cut { term: *self.leaders.keys().next_back()?, lead })
+    }
+}
+
+impl World {
+    /// A leader knows who follows what: otherwise spans are wrong, and tallies make changes appear in part.
+    pub(super) fn check_followers(&mut self, index: usize) {
+        for number in 0..self.universe.hosts {
+            let host = host(number);
+            let node = &mut self.nodes[index].node;
+            let known = node.followers().topics_of(&host);
+            let present = node.replica().document(&Topic::Host(host.clone())).is_some_and(|own| own.content().is_some());
+            let expected = if present { needed(&host, node.replica()) } else { BTreeSet::new() };
+            if known != expected {
+                self.failure = Some(format!("the leader believes that {host} follows {known:?}; it needs {expected:?}"));
+            }
+        }
+    }
+
+    /// What must be so in the end.
+    pub(super) fn judge(&mut self) -> Result<(), String> {
+        if !self.nodes.iter().any(|state| state.node.is_leading()) {
+            return Err("nobody leads in the end".to_owned());
+        }
+        for state in &self.nodes {
+            let published: BTreeMap<&Topic, &Document> =
+                state.node.replica().documents().filter(|(_, d)| d.content().is_some()).collect();
+            let desired: BTreeMap<&Topic, &Document> = self.desired.iter().filter(|(_, d)| d.content().is_some()).collect();
+            if published != desired {
+                let differing: Vec<_> =
+                    published.keys().chain(desired.keys()).filter(|t| published.get(*t) != desired.get(*t)).collect();
+                return Err(format!(
+                    "a controller does not hold what is desired: {differing:?}, at {:?}",
+                    state.node.replica().cut()
+                ));
+            }
+        }
+        for (index, state) in self.hosts.iter().enumerate() {
+            let wanted = needed(&host(index as u64), &self.desired);
+            let held: BTreeSet<Topic> = state.reader.documents().map(|(topic, _)| topic.clone()).collect();
+            if held != wanted
+                || state.reader.subscriptions() != wanted
+                || state.subscribed.iter().cloned().collect::<BTreeSet<_>>() != wanted
+            {
+                return Err(format!("host {index} holds {held:?}, follows {:?}, needs {wanted:?}", state.reader.subscriptions()));
+            }
+            for (topic, document) in state.reader.documents() {
+                if Some(document) != self.desired.get(topic) && document.content().is_some() {
+                    return Err(format!(
+                        "host {index} ends with another {topic} at {:?} of {:?}",
+                        state.reader.cut(),
+                        self.history.head()
+                    ));
+                }
+            }
+            if state.reader.pending() > 0 {
+                return Err(format!("host {index} still holds {} deltas back", state.reader.pending()));
+            }
+        }
+        Ok(())
     }
 }

@@ -6,9 +6,14 @@
 
 mod bus;
 mod check;
+mod clients;
+mod faults;
+mod message;
 mod policy;
+mod server;
 #[cfg(test)]
 mod tests;
 
-pub use bus::{Faults, Outcome, World};
+pub use bus::{Outcome, World};
+pub use faults::Faults;
 pub use policy::Universe;

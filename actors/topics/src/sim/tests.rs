@@ -19,7 +19,7 @@ fn seeds(few: u64, many: u64) -> std::ops::Range<u64> {
 /// Nothing is lost: every exposed state is exactly the one at its cut.
 #[test]
 fn quiet() {
-    for seed in seeds(200, 3_000) {
+    for seed in seeds(200, 2_000) {
         let outcome = run(seed, Faults::none(), 5_000);
         assert!(outcome.batches > 20 && outcome.commits > 20, "seed {seed}: {outcome:?}");
     }
@@ -28,13 +28,13 @@ fn quiet() {
 /// Everything goes wrong, for long.
 #[test]
 fn storms() {
-    campaign(seeds(300, 10_000), 15_000);
+    campaign(seeds(300, 4_000), 15_000);
 }
 
 /// Everything goes wrong, briefly and in many ways.
 #[test]
 fn showers() {
-    campaign(seeds(1_500, 50_000), 3_000);
+    campaign(seeds(1_500, 20_000), 3_000);
 }
 
 /// An hour of simulated storms when run in full: several thousand contests for the lead, never two winners.

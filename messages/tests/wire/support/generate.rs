@@ -46,6 +46,7 @@ pub fn message(random: &mut Random, decoder: Decoder) -> Message {
             catalog: random.number(),
             registry: random.number(),
             resigning: random.chance(2),
+            incomplete: random.chance(2),
             leader: text(random, 64),
         }),
         Decoder::Ask => Message::Ask(Ask { ask: random.small(), term: random.number(), held: revisions(random) }),

@@ -1,0 +1,106 @@
+//! Whether a host may register what it asks for: its template says what a workload of the kind may be.
+
+use groupcast_messages::{Register, RegisterWorkload};
+use groupcast_policy::ids::HostId;
+use groupcast_policy::model::{Labels, Template, Workload};
+
+/// The workloads as they are to be registered, or what speaks against one of them.
+pub fn admit(host: &HostId, register: &Register, template: &Template) -> Result<Vec<Workload>, String> {
+    if !template.identities.contains(host) {
+        return Err(format!("template {} may not be used by host {host}: add the host to its identities", template.id));
+    }
+    register.workloads.iter().map(|asked| one(host, asked, template)).collect()
+}
+
+fn one(host: &HostId, asked: &RegisterWorkload, template: &Template) -> Result<Workload, String> {
+    let refuse = |what: String| Err(format!("workload {}: {what} is not allowed by template {}", asked.workload, template.id));
+    if asked.network != template.network {
+        return refuse(format!("network {}", asked.network));
+    }
+    if let Some(space) = asked.space.as_ref().filter(|space| !template.spaces.contains(*space)) {
+        return refuse(format!("space {space}"));
+    }
+    if let Some(app) = asked.app.as_ref().filter(|app| !template.apps.contains(*app)) {
+        return refuse(format!("app {app}"));
+    }
+    if !template.phases.contains(asked.phase) {
+        return refuse(format!("phase {:?}", asked.phase));
+    }
+    if let Some(address) = asked.addresses.iter().find(|address| !template.prefixes.iter().any(|wide| covers(*wide, **address))) {
+        return refuse(format!("address {address}"));
+    }
+    let mut labels = Vec::with_capacity(asked.labels.len());
+    for (key, value) in &asked.labels {
+        match (Labels::key(key), Labels::value(value)) {
+            (Ok(key), Ok(value)) if template.own_labels.contains(&key) => labels.push((key, value)),
+            (Ok(key), Ok(_)) => return refuse(format!("label {key}")),
+            (key, value) => {
+                let error = [key.err(), value.err()].into_iter().flatten().next().map(|e| e.to_string()).unwrap_or_default();
+                return Err(format!("workload {}: {error}", asked.workload));
+            }
+        }
+    }
+    let mut workload = Workload::new(asked.workload.clone(), host.clone(), asked.network.clone());
+    workload.addresses = asked.addresses.clone();
+    workload.labels = labels.into_iter().collect();
+    (workload.space, workload.app, workload.phase) = (asked.space.clone(), asked.app.clone(), asked.phase);
+    workload.template = Some(template.id.clone());
+    Ok(workload)
+}
+
+fn covers(wide: groupcast_policy::net::Prefix, narrow: groupcast_policy::net::Prefix) -> bool {
+    wide.family() == narrow.family() && wide.len() <= narrow.len() && wide.contains(narrow.net().addr())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use groupcast_policy::doc::Phase;
+    use groupcast_policy::net::Prefix;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    fn asked() -> RegisterWorkload {
+        RegisterWorkload {
+            workload: "w".parse().unwrap(),
+            network: "n".parse().unwrap(),
+            addresses: BTreeSet::from([Prefix::v4(0x0a000001, 32).unwrap()]),
+            labels: BTreeMap::from([("tier".to_owned(), "web".to_owned())]),
+            space: Some("shop".parse().unwrap()),
+            app: None,
+            phase: Phase::Running,
+            incarnation: None,
+        }
+    }
+
+    fn template() -> Template {
+        let mut template = Template::new("t".parse().unwrap(), "n".parse().unwrap());
+        template.identities.insert("h".parse().unwrap());
+        template.prefixes.insert(Prefix::v4(0x0a000000, 24).unwrap());
+        template.spaces.insert("shop".parse().unwrap());
+        template.own_labels.insert("tier".into());
+        template
+    }
+
+    #[test]
+    fn a_template_says_what_may_be() {
+        let ask = |host: &str, workload: RegisterWorkload| {
+            let register = Register { boot: 1, template: Some("t".to_owned()), workloads: vec![workload] };
+            admit(&host.parse().unwrap(), &register, &template())
+        };
+        let workload = &ask("h", asked()).unwrap()[0];
+        assert_eq!((workload.host.as_str(), workload.labels.len(), workload.template.is_some()), ("h", 1, true));
+        let rows: [(&str, RegisterWorkload, &str); 7] = [
+            ("other", asked(), "may not be used by host other"),
+            ("h", RegisterWorkload { network: "m".parse().unwrap(), ..asked() }, "network m"),
+            ("h", RegisterWorkload { space: Some("bank".parse().unwrap()), ..asked() }, "space bank"),
+            ("h", RegisterWorkload { app: Some("a".parse().unwrap()), ..asked() }, "app a"),
+            ("h", RegisterWorkload { phase: Phase::Staging, ..asked() }, "phase Staging"),
+            ("h", RegisterWorkload { addresses: [Prefix::v4(0x0a000000, 8).unwrap()].into(), ..asked() }, "address 10.0.0.0/8"),
+            ("h", RegisterWorkload { labels: [("role".to_owned(), "admin".to_owned())].into(), ..asked() }, "label role"),
+        ];
+        for (host, workload, words) in rows {
+            let refused = ask(host, workload).unwrap_err();
+            assert!(refused.contains(words), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! All actors of a controller, started, watched and ended together.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use actix::prelude::*;
+use async_nats::Client;
+use groupcast_bus_config::accounts::Role;
+use groupcast_bus_config::{connect, streams, subjects};
+use groupcast_policy::ids::HostId;
+use groupcast_policy::model::World;
+use groupcast_topics::nats::{Compile, NodeHandle, spawn_node};
+use groupcast_topics::node;
+use tokio::sync::{broadcast, oneshot};
+
+use crate::actors::compiler::{CompilerActor, GetWorld, Look, Meet, Neighbours, Want};
+use crate::actors::convergence::{AskProgress, AskSpan, ConvergenceActor, ConvergenceView, LookAtConvergence, Watch};
+use crate::actors::fanout::Fanout;
+use crate::actors::follower::Follower;
+use crate::actors::leadership::{Leadership, LookAtNode, NodeView};
+use crate::actors::registrar::Registrar;
+use crate::actors::{Ping, RETRY_PAUSE};
+use crate::log::Log;
+use crate::mirror::Origin;
+use crate::progress::Progress;
+use crate::stage::View;
+
+/// How long an actor may take to answer before it counts as dead.
+pub const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a leader that lets go may take; then the process ends all the same.
+pub const RESIGN_DEADLINE: Duration = Duration::from_secs(3);
+/// Attempts to read where the streams end before a compile is given up; the node asks again.
+const ENDS_ATTEMPTS_MAX: u32 = 10;
+
+#[derive(Debug, Clone)]
+pub struct Settings {
+    pub name: HostId,
+    /// How to reach the bus; the name and role are set here.
+    pub servers: Vec<String>,
+    pub identity: connect::Identity,
+    pub tls: connect::Tls,
+    pub replicas: usize,
+    pub lease: Duration,
+    /// Whether it may lead.
+    pub candidate: bool,
+    pub reconnect_delay_max: Duration,
+}
+
+impl Settings {
+    pub fn new(name: HostId, servers: Vec<String>) -> Self {
+        Self {
+            name,
+            servers,
+            identity: connect::Identity::default(),
+            tls: connect::Tls::default(),
+            replicas: 1,
+            lease: Duration::from_secs(3),
+            candidate: true,
+            reconnect_delay_max: connect::RECONNECT_DELAY_MAX,
+        }
+    }
+
+    pub fn options(&self) -> connect::Options {
+        connect::Options::new(&self.servers, Role::Controller, &self.name)
+            .identity(self.identity.clone())
+            .tls(self.tls.clone())
+            .reconnect_delay_max(self.reconnect_delay_max)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Connect(#[from] connect::Error),
+    #[error(transparent)]
+    Streams(#[from] streams::Error),
+    #[error("actor {0} does not answer: restart the controller")]
+    Dead(&'static str),
+}
+
+/// Everything that can be seen of a controller.
+#[derive(Debug, Clone, Default)]
+pub struct Status {
+    pub compiler: View,
+    pub node: NodeView,
+    pub convergence: ConvergenceView,
+}
+
+impl Status {
+    /// Has read everything, and holds everything that is published: it can serve hosts and lead.
+    pub fn is_ready(&self) -> bool {
+        self.compiler.loaded && self.node.synced
+    }
+}
+
+pub struct Controller {
+    compiler: Addr<CompilerActor>,
+    convergence: Addr<ConvergenceActor>,
+    leadership: Addr<Leadership>,
+    fanout: Addr<Fanout>,
+    registrar: Addr<Registrar>,
+    followers: [Addr<Follower>; 2],
+    node: Arc<NodeHandle>,
+    clients: [Client; 2],
+    thread: Arbiter,
+}
+
+impl Controller {
+    /// Connects, makes sure of the streams, and starts everything. Must be called within an actix system; `runtime` is where tasks
+    /// run that are no actor's.
+    pub async fn start(settings: Settings, runtime: tokio::runtime::Handle) -> Result<Self, Error> {
+        let clock = Instant::now();
+        // Two connections: what hosts send must not hold up what the streams say.
+        let (topics, topics_events) = connect::connect(settings.options()).await?;
+        let (follow, mut follow_events) = connect::connect(settings.options()).await?;
+        runtime.spawn(async move { while follow_events.next().await.is_some() {} });
+        streams::ensure(&follow, settings.replicas).await?;
+
+        let thread = Arbiter::new();
+        let compiler = Supervisor::start_in_arbiter(&thread.handle(), move |_| CompilerActor::new(clock));
+        let node_settings = node::Settings {
+            name: settings.name.to_string(),
+            candidate: settings.candidate,
+            lease_ms: settings.lease.as_millis() as u64,
+            ..node::Settings::default()
+        };
+        let compile = compile(compiler.clone(), follow.clone(), runtime.clone());
+        let node = {
+            let _in = runtime.enter();
+            let (topics, replicas) = (topics.clone(), settings.replicas);
+            Arc::new(spawn_node(topics, topics_events, node_settings, replicas, seed(), compile))
+        };
+        let convergence = {
+            let (client, runtime) = (topics.clone(), runtime.clone());
+            Supervisor::start(move |_| ConvergenceActor::new(client, clock, runtime))
+        };
+        let fanout = {
+            let node = node.clone();
+            Supervisor::start(move |_| Fanout::new(node))
+        };
+        let registrar = {
+            let (client, runtime) = (follow.clone(), runtime.clone());
+            Supervisor::start(move |_| Registrar::new(client, runtime))
+        };
+        let leadership = Leadership::new(node.clone(), compiler.clone().recipient()).start();
+        let neighbours = Neighbours {
+            digests: leadership.clone().recipient(),
+            documents: leadership.clone().recipient(),
+            publish: fanout.clone().recipient(),
+            published: convergence.clone().recipient(),
+            began: convergence.clone().recipient(),
+            left: convergence.clone().recipient(),
+            unfollowed: convergence.clone().recipient(),
+        };
+        compiler.send(Meet(neighbours)).await.map_err(|_| Error::Dead("compiler"))?;
+        let followers = [Origin::Catalog, Origin::Registry].map(|origin| {
+            let (client, next, runtime) = (follow.clone(), compiler.clone().recipient(), runtime.clone());
+            Supervisor::start(move |_| Follower::new(origin, client, next, clock, runtime))
+        });
+        let clients = [topics, follow];
+        Ok(Self { compiler, convergence, leadership, fanout, registrar, followers, node, clients, thread })
+    }
+
+    pub async fn status(&self) -> Result<Status, Error> {
+        let compiler = self.compiler.send(Look).await.map_err(|_| Error::Dead("compiler"))?;
+        let node = self.leadership.send(LookAtNode).await.map_err(|_| Error::Dead("leadership"))?;
+        let node = node.ok_or(Error::Dead("topics"))?;
+        let convergence = self.convergence.send(LookAtConvergence).await.map_err(|_| Error::Dead("convergence"))?;
+        for (client, name) in self.clients.iter().zip(["topics", "follow"]) {
+            let counted = client.statistics();
+            let (sent, received) = (counted.out_bytes.load(Relaxed), counted.in_bytes.load(Relaxed));
+            metrics::counter!("groupcast_bus_sent_bytes_total", "connection" => name).absolute(sent);
+            metrics::counter!("groupcast_bus_received_bytes_total", "connection" => name).absolute(received);
+        }
+        metrics::gauge!("groupcast_published_topics").set(node.topics as f64);
+        Ok(Status { compiler, node, convergence })
+    }
+
+    /// Fails when an actor does not answer any more.
+    pub async fn alive(&self) -> Result<(), Error> {
+        let [catalog, registry] = &self.followers;
+        let actors: [(&'static str, Recipient<Ping>); 7] = [
+            ("compiler", self.compiler.clone().recipient()),
+            ("convergence", self.convergence.clone().recipient()),
+            ("leadership", self.leadership.clone().recipient()),
+            ("fanout", self.fanout.clone().recipient()),
+            ("registrar", self.registrar.clone().recipient()),
+            ("follower of the catalogue", catalog.clone().recipient()),
+            ("follower of the registry", registry.clone().recipient()),
+        ];
+        for (name, actor) in actors {
+            match tokio::time::timeout(ANSWER_DEADLINE, actor.send(Ping)).await {
+                Ok(Ok(())) => {}
+                _ => return Err(Error::Dead(name)),
+            }
+        }
+        Ok(())
+    }
+
+    /// How far a change is, as far as this controller knows: the one that published it does.
+    pub async fn progress(&self, change: u64) -> Result<Option<Progress>, Error> {
+        self.convergence.send(AskProgress(change)).await.map_err(|_| Error::Dead("convergence"))
+    }
+
+    pub async fn span(&self, change: u64) -> Result<Option<Vec<HostId>>, Error> {
+        self.convergence.send(AskSpan(change)).await.map_err(|_| Error::Dead("convergence"))
+    }
+
+    /// The progress of every change that moves from now on.
+    pub async fn watch(&self) -> Result<broadcast::Receiver<Arc<Progress>>, Error> {
+        self.convergence.send(Watch).await.map_err(|_| Error::Dead("convergence"))
+    }
+
+    /// The desired state as it was read.
+    pub async fn world(&self) -> Result<Box<World>, Error> {
+        self.compiler.send(GetWorld).await.map_err(|_| Error::Dead("compiler"))
+    }
+
+    /// Lets go of the leadership, so that another need not wait for the lease to end.
+    pub async fn resign(&self) {
+        let mut leading = self.node.leading();
+        self.node.resign().await;
+        let _ = tokio::time::timeout(RESIGN_DEADLINE, leading.wait_for(Option::is_none)).await;
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        self.thread.stop();
+    }
+}
+
+/// What the node asks for when no copy of what was published exists: everything that is in the streams at that moment, compiled.
+fn compile(compiler: Addr<CompilerActor>, client: Client, runtime: tokio::runtime::Handle) -> Compile {
+    Box::new(move || {
+        let (answer, answered) = oneshot::channel();
+        let (compiler, client) = (compiler.clone(), client.clone());
+        runtime.spawn(async move {
+            // Dropping the answer tells the node to ask again.
+            let Some((catalog, registry)) = ends(&client).await else { return };
+            let _ = compiler.send(Want { catalog, registry, answer }).await;
+        });
+        answered
+    })
+}
+
+async fn ends(client: &Client) -> Option<(u64, u64)> {
+    let (catalog, registry) = (Log::catalog(client.clone()), Log::registry(client.clone()));
+    for _ in 0..ENDS_ATTEMPTS_MAX {
+        let read = async |log: &Log, subject: &str| log.last(subject).await.map(|entry| entry.map_or(0, |entry| entry.sequence));
+        if let (Ok(catalog), Ok(registry)) =
+            (read(&catalog, subjects::CATALOG_ALL).await, read(&registry, subjects::REGISTRY_ALL).await)
+        {
+            return Some((catalog, registry));
+        }
+        tokio::time::sleep(RETRY_PAUSE).await;
+    }
+    None
+}
+
+fn seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,54 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::expression::{Field, Statement};
+
+fn rule(number: u8) -> Rule {
+    vec![Statement::is(Field::Protocol, number)]
+}
+
+proptest! {
+    #[test]
+    fn edits_of_rules_lead_from_any_list_to_any_other(have in prop::collection::vec(0..6u8, 0..12), want in prop::collection::vec(0..6u8, 0..12)) {
+        let chain = Name::from("c");
+        let list = |numbers: &[u8]| numbers.iter().map(|n| rule(*n)).collect::<Vec<Rule>>();
+        let mut table = Table::default();
+        table.chains.insert(chain.clone(), Chain { base: None, rules: list(&have) });
+        let mut ops = Vec::new();
+        rules::edits(&chain, &list(&have), &list(&want), &mut ops);
+        table.apply(&Transaction { anew: false, ops }).unwrap();
+        prop_assert_eq!(&table.chains[&chain].rules, &list(&want));
+    }
+
+    #[test]
+    fn of_distinct_rules_none_is_touched_that_need_not_be(have in prop::collection::btree_set(0..40u8, 0..20), more in 0..40u8) {
+        let chain = Name::from("c");
+        let mut want = have.clone();
+        let expected = usize::from(want.insert(more));
+        let list = |numbers: &std::collections::BTreeSet<u8>| numbers.iter().map(|n| rule(*n)).collect::<Vec<Rule>>();
+        for (from, to) in [(&have, &want), (&want, &have)] {
+            let mut ops = Vec::new();
+            rules::edits(&chain, &list(from), &list(to), &mut ops);
+            prop_assert_eq!(ops.len(), expected);
+        }
+    }
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let mut table = Table::default();
+    let name = Name::from("x");
+    let rows = [
+        Op::DeleteSet { set: name.clone() },
+        Op::DeleteChain { chain: name.clone() },
+        Op::FlushChain { chain: name.clone() },
+        Op::AddRule { chain: name.clone(), at: 0, rule: rule(1) },
+        Op::DeleteRule { chain: name.clone(), at: 0 },
+        Op::AddElements { set: name.clone(), kind: SetKind::V4, elements: Elements::V4([1].into()) },
+        Op::DeleteElements { set: name.clone(), kind: SetKind::V4, elements: Elements::V4([1].into()) },
+    ];
+    for op in rows {
+        let error = table.apply(&Transaction { anew: false, ops: vec![op] }).unwrap_err();
+        assert!(error.to_string().contains("\"x\""), "{error}");
+    }
+}

@@ -1,0 +1,254 @@
+//! The names of everything in our table, made in one place; and what a name says about the object, so that a table read back from the
+//! kernel is understood like one that was built.
+//!
+//! | name | what it is |
+//! |---|---|
+//! | `b_…` | where packets come in |
+//! | `j_out`, `j_in` | the two judges: the policy of the flow's original sender, and of its original receiver |
+//! | `p_N_out` | profile N: jumps to the denies, then to the allows, then the end |
+//! | `sd_…`, `sa_…` | denies and allows of a scope: one jump for each group bound there |
+//! | `d_…`, `a_…` | denies and allows of a group |
+//! | `x_…` | a refusal that knows what it logs |
+//! | `m4_G`, `n4_G` | members of group G: addresses, ranges |
+//! | `addr4_H`, `ports_H` | addresses and ports written in rules, named by their content, so that equal ones exist once |
+
+use std::fmt;
+
+use groupcast_policy::doc::{Phase, RuleKey};
+use groupcast_policy::ids::GroupId;
+use groupcast_policy::net::Family;
+use groupcast_policy::rule::{Action, Direction};
+use groupcast_policy::topic::Scope;
+
+use crate::Name;
+
+/// The side of a chain: `out` judges a sender's egress, `in` a receiver's ingress.
+pub fn side(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Egress => "out",
+        Direction::Ingress => "in",
+    }
+}
+
+/// What rules look at: the connection, whose tuple is the same for packets of both directions, or the packet's own headers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum View {
+    Connection,
+    Headers,
+}
+
+impl View {
+    fn letter(self) -> char {
+        match self {
+            View::Connection => 'c',
+            View::Headers => 'h',
+        }
+    }
+}
+
+fn name(text: fmt::Arguments<'_>) -> Name {
+    Name::from(text.to_string())
+}
+
+macro_rules! fixed {
+    ($($(#[$doc:meta])* $function:ident = $text:literal),* $(,)?) => { $(
+        $(#[$doc])*
+        pub fn $function() -> Name { Name::from($text) }
+    )* };
+}
+
+fixed! {
+    /// Current stamp → accept: the fast path.
+    current = "cur",
+    claims = "claims",
+    /// Interfaces of workloads in audit mode; looked at only when something is about to be denied.
+    audited = "audited",
+    audited4 = "audited4",
+    audited6 = "audited6",
+    /// What was logged lately.
+    seen = "seen",
+    /// Number of a profile and side → its chain.
+    profiles = "profiles",
+    /// Which source addresses an interface may send from.
+    source4 = "src4",
+    source6 = "src6",
+    source_span4 = "src4n",
+    source_span6 = "src6n",
+    audit = "audit",
+    no_connection = "nct",
+    infrastructure_in = "infra_i",
+    infrastructure_out = "infra_o",
+    spoof = "b_spoof",
+}
+
+pub fn sided(stem: &str, direction: Direction) -> Name {
+    name(format_args!("{stem}_{}", side(direction)))
+}
+
+/// The plain maps of the first step. `reply`: for packets in reply direction. `keyed` by interface, or by interface and address.
+pub fn dispatch(direction: Direction, reply: bool, keyed: Keyed) -> Name {
+    let keyed = match keyed {
+        Keyed::Interface => "",
+        Keyed::Address(Family::V4) => "4",
+        Keyed::Address(Family::V6) => "6",
+    };
+    name(format_args!("w{keyed}_{}_{}", side(direction), if reply { 'r' } else { 'o' }))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Keyed {
+    Interface,
+    Address(Family),
+}
+
+pub fn members(group: &GroupId, family: Family) -> Name {
+    name(format_args!("m{}_{group}", digit(family)))
+}
+
+pub fn member_spans(group: &GroupId, family: Family) -> Name {
+    name(format_args!("n{}_{group}", digit(family)))
+}
+
+pub fn addresses(family: Family, content: u64) -> Name {
+    name(format_args!("addr{}_{content:016x}", digit(family)))
+}
+
+pub fn ports(content: u64) -> Name {
+    name(format_args!("ports_{content:016x}"))
+}
+
+fn digit(family: Family) -> char {
+    match family {
+        Family::V4 => '4',
+        Family::V6 => '6',
+    }
+}
+
+pub fn group(view: View, action: Action, direction: Direction, group: &GroupId) -> Name {
+    let letter = if action == Action::Deny { 'd' } else { 'a' };
+    name(format_args!("{letter}_{}_{group}_{}", view.letter(), side(direction)))
+}
+
+pub fn refusal(view: View, direction: Direction, group: &GroupId, rule: RuleKey) -> Name {
+    name(format_args!("x_{}_{group}_{:016x}_{}", view.letter(), rule.0, side(direction)))
+}
+
+/// Where a profile ends: nothing allowed it.
+pub fn end(view: View, direction: Direction) -> Name {
+    name(format_args!("end_{}_{}", view.letter(), side(direction)))
+}
+
+pub fn deny(view: View, direction: Direction) -> Name {
+    name(format_args!("deny_{}_{}", view.letter(), side(direction)))
+}
+
+pub fn scope(view: View, action: Action, direction: Direction, scope: &Scope, phase: Phase) -> Name {
+    let letter = if action == Action::Deny { 'd' } else { 'a' };
+    let phase = if phase == Phase::Running { 'r' } else { 's' };
+    let view = view.letter();
+    let side = side(direction);
+    match scope {
+        Scope::Global => name(format_args!("s{letter}_{phase}{view}_global_{side}")),
+        Scope::Space(id) => name(format_args!("s{letter}_{phase}{view}_s_{id}_{side}")),
+        Scope::App(id) => name(format_args!("s{letter}_{phase}{view}_a_{id}_{side}")),
+    }
+}
+
+pub fn profile(number: u32, direction: Direction) -> Name {
+    name(format_args!("p_{number:08x}_{}", side(direction)))
+}
+
+/// What a change of an object means for flows that were already judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// More of it allows more, less of it less.
+    Allows,
+    /// More of it denies more, less of it less.
+    Denies,
+    /// Nothing but jumps to both.
+    Profile,
+    /// Decides nothing, or nothing that a flow keeps: logs, counters, what is not reached without a profile.
+    Neutral,
+    /// Which of the two it is depends on the rules that name it.
+    Named,
+    /// The stamp itself.
+    Stamp,
+    /// Anything else: whatever changes, every flow is judged again.
+    Frame,
+}
+
+pub fn chain_role(name: &str) -> Role {
+    let beginnings = [
+        ("a_", Role::Allows),
+        ("sa_", Role::Allows),
+        ("d_", Role::Denies),
+        ("sd_", Role::Denies),
+        ("p_", Role::Profile),
+        ("x_", Role::Neutral),
+        ("st_", Role::Stamp),
+    ];
+    beginnings.iter().find(|(beginning, _)| name.starts_with(beginning)).map_or(Role::Frame, |(_, role)| *role)
+}
+
+pub fn set_role(name: &str) -> Role {
+    if name == &*current() {
+        return Role::Stamp;
+    }
+    if name == &*profiles() || name == &*seen() {
+        return Role::Neutral;
+    }
+    if [&*audited(), &*audited4(), &*audited6()].contains(&name) {
+        return Role::Allows;
+    }
+    let named = ["m4_", "m6_", "n4_", "n6_", "addr4_", "addr6_", "ports_"];
+    if named.iter().any(|beginning| name.starts_with(beginning)) { Role::Named } else { Role::Frame }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_are_read_from_names() {
+        let id = GroupId::new("global_out").unwrap();
+        let (egress, deny) = (Direction::Egress, Action::Deny);
+        let rows = [
+            (group(View::Connection, deny, egress, &id), Role::Denies),
+            (group(View::Headers, Action::Allow, egress, &id), Role::Allows),
+            (scope(View::Headers, Action::Allow, egress, &Scope::Global, Phase::Running), Role::Allows),
+            (scope(View::Headers, deny, egress, &Scope::Global, Phase::Staging), Role::Denies),
+            (profile(1, egress), Role::Profile),
+            (refusal(View::Connection, egress, &id, RuleKey(1)), Role::Neutral),
+            (end(View::Connection, egress), Role::Frame),
+            (super::deny(View::Connection, egress), Role::Frame),
+            (audit(), Role::Frame),
+            (sided("st", egress), Role::Stamp),
+            (sided("j", egress), Role::Frame),
+            (spoof(), Role::Frame),
+        ];
+        for (name, role) in rows {
+            assert_eq!(chain_role(&name), role, "{name}");
+        }
+        let rows = [
+            (members(&id, Family::V4), Role::Named),
+            (addresses(Family::V6, 1), Role::Named),
+            (ports(1), Role::Named),
+            (claims(), Role::Frame),
+            (source_span4(), Role::Frame),
+            (dispatch(egress, true, Keyed::Address(Family::V4)), Role::Frame),
+            (profiles(), Role::Neutral),
+            (current(), Role::Stamp),
+            (audited4(), Role::Allows),
+        ];
+        for (name, role) in rows {
+            assert_eq!(set_role(&name), role, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_the_longest_ids_fit_the_kernel() {
+        const NAME_LEN_MAX: usize = 255;
+        let id = GroupId::new(&"g".repeat(groupcast_policy::ids::ID_LEN_MAX)).unwrap();
+        assert!(refusal(View::Connection, Direction::Egress, &id, RuleKey(u64::MAX)).len() <= NAME_LEN_MAX);
+    }
+}

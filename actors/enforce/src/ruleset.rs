@@ -1,0 +1,115 @@
+//! The desired table: from the policy of a host's workloads, their attachments and the host's settings.
+//!
+//! Two judges look at every packet of claimed traffic: *out* at the policy of the flow's original sender, *in* at that of its original
+//! receiver. Both find the workload's profile by interface, or by interface and address, in two steps: a plain map to the profile's
+//! number, a verdict map from there to its chain. A profile runs the denies of all tiers, then the allows of all tiers, then ends in
+//! refusal. What both accept is stamped, and a flow with the current stamp passes at once.
+//!
+//! Everything here depends on the current inputs alone, never on history.
+
+mod frame;
+mod groups;
+mod profiles;
+mod workloads;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use groupcast_policy::ids::WorkloadId;
+use groupcast_policy::net::Prefix;
+use groupcast_policy::resolve::HostPolicy;
+use groupcast_policy::rule::Direction;
+
+use crate::Name;
+use crate::expression::{Field, Statement};
+use crate::names;
+use crate::settings::{Attachments, Settings, Stamp};
+use crate::table::{Chain, Elements, Set, SetKind, Table};
+
+pub(crate) use frame::stamp_rules;
+pub(crate) use groups::{has_spans, member_spans};
+pub use profiles::{ProfileKey, Profiles};
+pub(crate) use workloads::elements_for;
+pub use workloads::{Element, Refusal};
+
+/// What a set should hold: its own elements, or a document's addresses, which are too many to copy for every look.
+#[derive(Debug, Clone)]
+pub enum Contents<'d> {
+    Owned(Elements),
+    V4(&'d BTreeSet<u32>),
+    V6(&'d BTreeSet<u128>),
+}
+
+impl Contents<'_> {
+    pub fn to_elements(&self) -> Elements {
+        match self {
+            Contents::Owned(elements) => elements.clone(),
+            Contents::V4(set) => Elements::V4((*set).clone()),
+            Contents::V6(set) => Elements::V6((*set).clone()),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct DesiredSet<'d> {
+    pub kind: SetKind,
+    pub contents: Contents<'d>,
+}
+
+/// What is there for one workload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    pub profile: u32,
+    pub elements: Vec<Element>,
+    pub addresses: BTreeSet<Prefix>,
+}
+
+/// The whole of what the kernel should hold.
+#[derive(Debug, Clone, Default)]
+pub struct Desired<'d> {
+    pub chains: BTreeMap<Name, Chain>,
+    pub sets: BTreeMap<Name, DesiredSet<'d>>,
+    pub profiles: Profiles,
+    pub records: BTreeMap<WorkloadId, Record>,
+    /// What cannot be enforced. Its interface stays claimed and closed.
+    pub refused: Vec<Refusal>,
+}
+
+impl Desired<'_> {
+    pub fn to_table(&self) -> Table {
+        let sets =
+            self.sets.iter().map(|(name, set)| (name.clone(), Set { kind: set.kind, elements: set.contents.to_elements() }));
+        Table { chains: self.chains.clone(), sets: sets.collect() }
+    }
+
+    fn put_chain(&mut self, name: Name, rules: Vec<crate::table::Rule>) {
+        self.chains.insert(name, Chain { base: None, rules });
+    }
+
+    fn put_set(&mut self, name: Name, kind: SetKind, elements: Elements) {
+        self.sets.insert(name, DesiredSet { kind, contents: Contents::Owned(elements) });
+    }
+}
+
+/// Whether a table of ours judges connections that are met in the middle like new ones.
+pub fn is_adopting(table: &Table) -> bool {
+    let looks_at_flags =
+        |statement: &Statement| matches!(statement, Statement::Match { fields, .. } if fields[..] == [Field::TcpFlags]);
+    let chain = table.chains.get(&names::sided("pass", Direction::Egress));
+    chain.is_some_and(|chain| !chain.rules.iter().flatten().any(looks_at_flags))
+}
+
+/// Builds the desired table.
+pub fn build<'d>(policy: &HostPolicy<'d>, attachments: &Attachments, settings: &Settings, stamp: Stamp) -> Desired<'d> {
+    let mut desired = Desired::default();
+    let (placed, refused) = workloads::place(policy, attachments, settings);
+    desired.refused = refused;
+    desired.profiles = Profiles::of(&placed);
+    let used = profiles::write(&mut desired, policy, &placed);
+    groups::write(&mut desired, policy, settings, &used);
+    let keys = workloads::write(&mut desired, attachments, &placed);
+    frame::write(&mut desired, settings, stamp, keys);
+    desired
+}

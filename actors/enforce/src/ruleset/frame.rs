@@ -1,0 +1,365 @@
+//! What does not depend on any workload: where packets come in, the judges, the stamp, refusal, anti-spoofing, infrastructure.
+
+use groupcast_policy::net::Family;
+use groupcast_policy::packet::{ICMPV6, TCP, UDP};
+use groupcast_policy::rule::Direction;
+
+use super::Desired;
+use super::groups::log;
+use super::workloads::Keys;
+use crate::Name;
+use crate::expression::{
+    FAMILY_V4, FAMILY_V6, Field, ORIGINAL, REPLY, STATE_ESTABLISHED, STATE_NEW, STATE_RELATED, STATE_UNTRACKED, Statement,
+    TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN, Test, Value, Verdict,
+};
+use crate::interface::{Claim, Interface, disjoint};
+use crate::names::{self, Keyed, View};
+use crate::settings::{Mode, Settings, Stamp};
+use crate::table::{Base, Chain, Data, Elements, Hook, Key, Rule, SetKind};
+
+/// Judges out before in; both after address translation and before nothing of ours.
+const PRIORITY_OUT: i32 = -10;
+const PRIORITY_IN: i32 = 0;
+/// Before connection tracking (-200): a spoofed packet must not touch another workload's connection.
+const PRIORITY_SPOOF: i32 = -310;
+
+const NEIGHBOUR_SOLICIT: u8 = 135;
+const NEIGHBOUR_ADVERT: u8 = 136;
+const ROUTER_SOLICIT: u8 = 133;
+const ROUTER_ADVERT: u8 = 134;
+const LISTENER_REPORT: u8 = 131;
+const LISTENER_REPORT_2: u8 = 143;
+
+const DHCP_SERVER: u16 = 67;
+const DHCP_CLIENT: u16 = 68;
+const DHCP6_CLIENT: u16 = 546;
+const DHCP6_SERVER: u16 = 547;
+
+const LINK_LOCAL_FIRST: u128 = 0xfe80 << 112;
+const LINK_LOCAL_LAST: u128 = 0xfec0 << 112;
+
+const SIDES: [Direction; 2] = [Direction::Egress, Direction::Ingress];
+
+fn accept() -> Statement {
+    Statement::Verdict(Verdict::Accept)
+}
+
+fn drop() -> [Statement; 2] {
+    [Statement::Counter, Statement::Verdict(Verdict::Drop)]
+}
+
+fn test(field: Field, test: Test) -> Statement {
+    Statement::Match { fields: vec![field], test }
+}
+
+fn state(bits: u32) -> Statement {
+    test(Field::CtState, Test::MaskedNot { mask: bits, is_not: 0 })
+}
+
+fn direction(number: u8) -> Statement {
+    Statement::is(Field::CtDirection, number)
+}
+
+fn claimed(field: Field) -> Statement {
+    Statement::in_set([field], &names::claims())
+}
+
+fn unclaimed(field: Field) -> Statement {
+    test(field, Test::NotIn(names::claims()))
+}
+
+/// ICMPv6 of the types from `first` to `last`.
+fn icmpv6(first: u8, last: u8) -> Vec<Statement> {
+    let types = Statement::within(Field::Icmp, u16::from(first) << 8, u16::from(last) << 8 | 0xff);
+    vec![Statement::is(Field::Family, FAMILY_V6), Statement::is(Field::Protocol, ICMPV6), types]
+}
+
+fn udp(source: u16, destination: u16) -> Vec<Statement> {
+    vec![
+        Statement::is(Field::Protocol, UDP),
+        Statement::is(Field::SourcePort, source),
+        Statement::is(Field::DestinationPort, destination),
+    ]
+}
+
+fn line(parts: impl IntoIterator<Item = Vec<Statement>>) -> Rule {
+    parts.into_iter().flatten().collect()
+}
+
+/// The interface that the packet of a flow in original direction has on the side of the judge's workload, and that of a reply.
+fn interfaces(side: Direction) -> (Field, Field) {
+    match side {
+        Direction::Egress => (Field::InInterface, Field::OutInterface),
+        Direction::Ingress => (Field::OutInterface, Field::InInterface),
+    }
+}
+
+pub fn write(desired: &mut Desired<'_>, settings: &Settings, stamp: Stamp, keys: Keys) {
+    let mut claims = disjoint(settings.claims.iter().copied());
+    if keys.host {
+        // The machine itself is what is behind no interface.
+        claims.push(Claim::HOST);
+    }
+    let claims = claims.into_iter().map(|claim| (Key::Claim(claim), Data::Nothing)).collect();
+    desired.put_set(names::claims(), SetKind::Claims, Elements::Keyed(claims));
+    desired.put_set(names::seen(), SetKind::Seen, Elements::of(SetKind::Seen));
+    let current = [(Key::Number(settings.mark.judged(stamp)), Data::Verdict(Verdict::Accept))];
+    desired.put_set(names::current(), SetKind::MarkToVerdict, Elements::Keyed(current.into()));
+    for side in SIDES {
+        let (name, rules) = stamp_rules(settings, stamp, side);
+        desired.put_chain(name, rules);
+        passing(desired, settings, side);
+        refusing(desired, settings, keys, side);
+        judge(desired, settings, keys, side);
+    }
+    desired.put_chain("open".into(), vec![vec![accept()]]);
+    desired.put_chain(names::audit(), vec![vec![Statement::Counter, accept()]]);
+    no_connection(desired, settings);
+    infrastructure(desired, settings, keys);
+    for side in SIDES {
+        bases(desired, settings, side);
+    }
+    spoof(desired, settings, keys);
+}
+
+/// The only rules that know the stamp. It is written from immediates, never from a map: rules flip with the transaction, a map's
+/// elements may be newer than the rules a packet has started with, and would stamp by the new policy what the old one judged.
+pub fn stamp_rules(settings: &Settings, stamp: Stamp, side: Direction) -> (Name, Vec<Rule>) {
+    let (mark, keep) = (settings.mark, settings.mark.foreign());
+    let half = mark.half_judged(stamp);
+    let rule = match side {
+        Direction::Egress => vec![Statement::SetMark { keep, set: half }],
+        Direction::Ingress => vec![
+            test(Field::CtMark, Test::Masked { mask: mark.mask(), is: half }),
+            Statement::SetMark { keep, set: mark.judged(stamp) },
+        ],
+    };
+    (names::sided("st", side), vec![rule])
+}
+
+/// `half` is for an end that is not judged: not ours, or open in this direction.
+fn passing(desired: &mut Desired<'_>, settings: &Settings, side: Direction) {
+    let stamped = vec![vec![Statement::jump(&names::sided("st", side))], vec![accept()]];
+    desired.put_chain(names::sided("half", side), stamped.clone());
+    let mut rules = Vec::new();
+    if !settings.adopting {
+        // Conntrack takes a connection up in its middle, from either end: it could come back reversed after it was refused.
+        let flags = u32::from(TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK);
+        rules.push(vec![
+            state(STATE_NEW),
+            Statement::is(Field::Protocol, TCP),
+            test(Field::TcpFlags, Test::MaskedNot { mask: flags, is_not: u32::from(TCP_SYN) }),
+            Statement::goto(&names::end(View::Connection, side)),
+        ]);
+    }
+    rules.extend(stamped);
+    desired.put_chain(names::sided("pass", side), rules);
+}
+
+/// A refused packet changes no mark: refusal is a verdict of the current policy, not a memory.
+fn refusing(desired: &mut Desired<'_>, settings: &Settings, keys: Keys, side: Direction) {
+    for view in [View::Connection, View::Headers] {
+        let end = names::end(view, side);
+        let mut rules = log(settings, side, &end, "gc d - ".into());
+        rules.push(vec![Statement::goto(&names::deny(view, side))]);
+        desired.put_chain(end, rules);
+
+        let mut rules = Vec::new();
+        let audit = Statement::goto(&names::audit());
+        if settings.mode == Mode::Audit {
+            rules.push(vec![audit]);
+        } else {
+            let (original, reply) = interfaces(side);
+            let sides = match view {
+                View::Connection => vec![(Some(ORIGINAL), original), (Some(REPLY), reply)],
+                View::Headers => vec![(None, original)],
+            };
+            for (of_flow, interface) in sides {
+                let flow: Vec<Statement> = of_flow.map(direction).into_iter().collect();
+                for keyed in keyed(keys) {
+                    let set = match keyed {
+                        Keyed::Interface => names::audited(),
+                        Keyed::Address(Family::V4) => names::audited4(),
+                        Keyed::Address(Family::V6) => names::audited6(),
+                    };
+                    let (family, fields) = key_fields(view, side, interface, keyed);
+                    rules.push(line([flow.clone(), family, vec![Statement::in_set(fields, &set), audit.clone()]]));
+                }
+            }
+            rules.push(drop().into());
+        }
+        desired.put_chain(names::deny(view, side), rules);
+    }
+}
+
+/// The keys that occur, the more specific ones first.
+fn keyed(keys: Keys) -> impl Iterator<Item = Keyed> {
+    let v4 = keys.v4.then_some(Keyed::Address(Family::V4));
+    let v6 = keys.v6.then_some(Keyed::Address(Family::V6));
+    [v4, v6, Some(Keyed::Interface)].into_iter().flatten()
+}
+
+/// The fields that make up a workload's key, after what must be tested before they can be read.
+fn key_fields(view: View, side: Direction, interface: Field, keyed: Keyed) -> (Vec<Statement>, Vec<Field>) {
+    let Keyed::Address(family) = keyed else { return (Vec::new(), vec![interface]) };
+    let is_family = Statement::is(Field::Family, if family == Family::V4 { FAMILY_V4 } else { FAMILY_V6 });
+    let address = match (view, side, family) {
+        (View::Connection, Direction::Egress, Family::V4) => Field::CtSource4,
+        (View::Connection, Direction::Egress, Family::V6) => Field::CtSource6,
+        (View::Connection, Direction::Ingress, Family::V4) => Field::CtDestination4,
+        (View::Connection, Direction::Ingress, Family::V6) => Field::CtDestination6,
+        (View::Headers, Direction::Egress, Family::V4) => Field::Source4,
+        (View::Headers, Direction::Egress, Family::V6) => Field::Source6,
+        (View::Headers, Direction::Ingress, Family::V4) => Field::Destination4,
+        (View::Headers, Direction::Ingress, Family::V6) => Field::Destination6,
+    };
+    (vec![is_family], vec![interface, address])
+}
+
+fn judge(desired: &mut Desired<'_>, settings: &Settings, keys: Keys, side: Direction) {
+    let (original, reply) = interfaces(side);
+    let flows = [(ORIGINAL, original, false), (REPLY, reply, true)];
+    let mut rules = Vec::new();
+    if settings.mode != Mode::Lockdown {
+        for keyed in keyed(keys) {
+            for (of_flow, interface, is_reply) in flows {
+                let (family, fields) = key_fields(View::Connection, side, interface, keyed);
+                let numbers = names::dispatch(side, is_reply, keyed);
+                let dispatch = Statement::Dispatch { fields, numbers, verdicts: names::profiles() };
+                rules.push(line([vec![direction(of_flow)], family, vec![dispatch]]));
+            }
+        }
+    }
+    // Ours, but without a profile: not announced yet, just removed, refused. Never "unknown, so accept".
+    let end = Statement::goto(&names::end(View::Connection, side));
+    rules.extend(flows.map(|(of_flow, interface, _)| vec![direction(of_flow), claimed(interface), end.clone()]));
+    // The judged end is not ours, the other one is: half is done.
+    let half = Statement::goto(&names::sided("half", side));
+    rules.push(vec![direction(ORIGINAL), claimed(reply), half.clone()]);
+    rules.push(vec![direction(REPLY), claimed(original), half]);
+    desired.put_chain(names::sided("j", side), rules);
+}
+
+/// Invalid and untracked packets never fall through to accept where an end is ours.
+fn no_connection(desired: &mut Desired<'_>, settings: &Settings) {
+    let ends = [Field::InInterface, Field::OutInterface];
+    let audit = Statement::goto(&names::audit());
+    let rules = match settings.mode {
+        Mode::Audit => ends.map(|end| vec![claimed(end), audit.clone()]).into(),
+        _ => {
+            let audited = ends.map(|end| vec![Statement::in_set([end], &names::audited()), audit.clone()]);
+            let refused = ends.map(|end| line([vec![claimed(end)], drop().into()]));
+            [audited, refused].concat()
+        }
+    };
+    desired.put_chain(names::no_connection(), rules);
+}
+
+fn bases(desired: &mut Desired<'_>, settings: &Settings, side: Direction) {
+    let priority = if side == Direction::Egress { PRIORITY_OUT } else { PRIORITY_IN };
+    let hooks = [
+        ("b_forward", Hook::Forward, None),
+        ("b_input", Hook::Input, Some(names::infrastructure_in())),
+        ("b_output", Hook::Output, Some(names::infrastructure_out())),
+    ];
+    for (stem, hook, infrastructure) in hooks {
+        let mut rules = Vec::new();
+        if settings.mode != Mode::Bypass {
+            let fields = vec![Field::CtMark];
+            rules.push(vec![Statement::VerdictOf { fields, mask: Some(settings.mark.mask()), map: names::current() }]);
+            rules.extend(infrastructure.map(|chain| vec![Statement::jump(&chain)]));
+            let tracked = state(STATE_NEW | STATE_ESTABLISHED | STATE_RELATED);
+            rules.push(vec![tracked, Statement::goto(&names::sided("j", side))]);
+            rules.push(vec![Statement::goto(&names::no_connection())]);
+        }
+        desired.chains.insert(names::sided(stem, side), Chain { base: Some(Base { hook, priority }), rules });
+    }
+}
+
+/// What a workload needs of its host to come up at all; and what no policy can cut off the host itself.
+fn infrastructure(desired: &mut Desired<'_>, settings: &Settings, keys: Keys) {
+    let pass = |parts: Vec<Statement>| line([parts, vec![accept()]]);
+    let mut coming = vec![
+        pass(icmpv6(NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT)),
+        pass(icmpv6(ROUTER_SOLICIT, ROUTER_SOLICIT)),
+        pass(udp(DHCP_CLIENT, DHCP_SERVER)),
+        pass(udp(DHCP6_CLIENT, DHCP6_SERVER)),
+    ];
+    let mut going = vec![
+        pass(icmpv6(ROUTER_ADVERT, NEIGHBOUR_ADVERT)),
+        pass(udp(DHCP_SERVER, DHCP_CLIENT)),
+        pass(udp(DHCP6_SERVER, DHCP6_CLIENT)),
+    ];
+    if keys.host {
+        let (came_in, goes_out) = (Field::InInterface, Field::OutInterface);
+        for (rules, end) in [(&mut coming, came_in), (&mut going, goes_out)] {
+            rules.push(pass(vec![test(end, Test::Is(Value::Interface(Interface::LOOPBACK)))]));
+            // What of ICMPv6 is not tracked is neighbour discovery and listener reports.
+            let discovery = vec![Statement::is(Field::Family, FAMILY_V6), Statement::is(Field::Protocol, ICMPV6)];
+            rules.push(line([vec![unclaimed(end), state(STATE_UNTRACKED)], discovery, vec![accept()]]));
+        }
+        let outside = |end: Field, parts: Vec<Statement>| line([vec![unclaimed(end)], parts, vec![accept()]]);
+        coming.push(outside(came_in, udp(DHCP_SERVER, DHCP_CLIENT)));
+        coming.push(outside(came_in, udp(DHCP6_SERVER, DHCP6_CLIENT)));
+        going.push(outside(goes_out, udp(DHCP_CLIENT, DHCP_SERVER)));
+        going.push(outside(goes_out, udp(DHCP6_CLIENT, DHCP6_SERVER)));
+        // By the direction of the flow: a port that answers must not open all others to whoever sends from it.
+        let port = |of_flow: u8, protocol: u8, field: Field, port: u16| {
+            vec![direction(of_flow), Statement::is(Field::Protocol, protocol), Statement::is(field, port)]
+        };
+        for (protocol, number) in &settings.failsafe.inbound {
+            coming.push(outside(came_in, port(ORIGINAL, *protocol, Field::DestinationPort, *number)));
+            going.push(outside(goes_out, port(REPLY, *protocol, Field::SourcePort, *number)));
+        }
+        for (protocol, number) in &settings.failsafe.outbound {
+            going.push(outside(goes_out, port(ORIGINAL, *protocol, Field::DestinationPort, *number)));
+            coming.push(outside(came_in, port(REPLY, *protocol, Field::SourcePort, *number)));
+        }
+    }
+    desired.put_chain(names::infrastructure_in(), coming);
+    desired.put_chain(names::infrastructure_out(), going);
+}
+
+/// A claimed interface sends from its workloads' addresses only, whatever the family; DHCP and neighbour discovery are enumerated;
+/// nobody plays router or DHCP server.
+fn spoof(desired: &mut Desired<'_>, settings: &Settings, keys: Keys) {
+    let mut rules = Vec::new();
+    if settings.mode != Mode::Bypass {
+        let pass = |parts: Vec<Vec<Statement>>| line(parts.into_iter().chain([vec![accept()]]));
+        let (v4, v6) = (Statement::is(Field::Family, FAMILY_V4), Statement::is(Field::Family, FAMILY_V6));
+        rules.push(vec![unclaimed(Field::InInterface), accept()]);
+        for rogue in [icmpv6(ROUTER_ADVERT, ROUTER_ADVERT), udp(DHCP_SERVER, DHCP_CLIENT), udp(DHCP6_SERVER, DHCP6_CLIENT)] {
+            rules.push(line([rogue, drop().into()]));
+        }
+        let own = |family: &Statement, field: Field, set: &Name| {
+            vec![family.clone(), Statement::in_set([Field::InInterface, field], set), accept()]
+        };
+        rules.push(own(&v4, Field::Source4, &names::source4()));
+        rules.push(own(&v6, Field::Source6, &names::source6()));
+        if keys.span4 {
+            rules.push(own(&v4, Field::Source4, &names::source_span4()));
+        }
+        if keys.span6 {
+            rules.push(own(&v6, Field::Source6, &names::source_span6()));
+        }
+        let nobody = vec![v4, Statement::is(Field::Source4, 0u32), Statement::is(Field::Destination4, u32::MAX)];
+        rules.push(pass(vec![nobody, udp(DHCP_CLIENT, DHCP_SERVER)]));
+        let link_local = || vec![v6.clone(), Statement::within(Field::Source6, LINK_LOCAL_FIRST, LINK_LOCAL_LAST - 1)];
+        let types = [
+            (NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT),
+            (ROUTER_SOLICIT, ROUTER_SOLICIT),
+            (LISTENER_REPORT, LISTENER_REPORT),
+            (LISTENER_REPORT_2, LISTENER_REPORT_2),
+        ];
+        for (first, last) in types {
+            rules.push(pass(vec![link_local(), icmpv6(first, last)]));
+        }
+        rules.push(pass(vec![link_local(), udp(DHCP6_CLIENT, DHCP6_SERVER)]));
+        for kind in [NEIGHBOUR_SOLICIT, LISTENER_REPORT_2] {
+            rules.push(pass(vec![vec![v6.clone(), Statement::is(Field::Source6, 0u128)], icmpv6(kind, kind)]));
+        }
+        rules.push(drop().into());
+    }
+    let base = Some(Base { hook: Hook::Prerouting, priority: PRIORITY_SPOOF });
+    desired.chains.insert(names::spoof(), Chain { base, rules });
+}

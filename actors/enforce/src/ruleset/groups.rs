@@ -1,0 +1,267 @@
+//! Groups: a chain of denies and one of allows per direction, and the sets their rules look into.
+
+use std::collections::BTreeMap;
+
+use groupcast_policy::doc::Members;
+use groupcast_policy::ids::GroupId;
+use groupcast_policy::net::{AddressSet, Family, PortSet, Prefix, Span, SpanSet, Successor};
+use groupcast_policy::normal::Families;
+use groupcast_policy::packet::{ICMP, ICMPV6};
+use groupcast_policy::resolve::HostPolicy;
+use groupcast_policy::rule::{Action, Direction, Remote, Rule, Traffic};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use super::profiles::Used;
+use super::{Contents, Desired, DesiredSet};
+use crate::expression::{FAMILY_V4, FAMILY_V6, Field, STATE_NEW, Statement, Test, Verdict};
+use crate::names::{self, View};
+use crate::settings::{LOG_SNAP_BYTES, Settings};
+use crate::table::{self, Elements, SetKind};
+
+/// Up to this many ranges of addresses a rule is written out; a set has a price of its own.
+const INLINE_SPANS_MAX: usize = 4;
+
+pub fn write<'d>(desired: &mut Desired<'d>, policy: &HostPolicy<'d>, settings: &Settings, used: &Used) {
+    let mut writer = Writer { desired, policy, settings, named: BTreeMap::new() };
+    for (view, group) in used {
+        writer.group(*view, group);
+    }
+    let named = std::mem::take(&mut writer.named);
+    for (group, families) in named {
+        if let Some(members) = policy.remotes.get(&group).copied().flatten() {
+            member_sets(desired, &group, members, families);
+        }
+    }
+}
+
+struct Writer<'w, 'd> {
+    desired: &'w mut Desired<'d>,
+    policy: &'w HostPolicy<'d>,
+    settings: &'w Settings,
+    /// Groups whose members rules look up, in these families.
+    named: BTreeMap<GroupId, Families>,
+}
+
+impl Writer<'_, '_> {
+    fn group(&mut self, view: View, group: &GroupId) {
+        let Some(resolved) = self.policy.groups.get(group) else { return };
+        for direction in [Direction::Egress, Direction::Ingress] {
+            for action in [Action::Deny, Action::Allow] {
+                let rules = resolved.rules(action, direction);
+                if rules.is_empty() {
+                    continue;
+                }
+                let lines = rules.iter().flat_map(|rule| self.rule(view, group, rule)).collect();
+                self.desired.put_chain(names::group(view, action, direction, group), lines);
+            }
+        }
+    }
+
+    /// The lines that together say what the rule says.
+    fn rule(&mut self, view: View, group: &GroupId, rule: &Rule) -> Vec<table::Rule> {
+        let matches = self.matches(view, rule);
+        let direction = rule.direction;
+        let key = rule.key();
+        if rule.action == Action::Deny {
+            let chain = names::refusal(view, direction, group, key);
+            let mut log = log(self.settings, direction, &chain, format!("gc d {group}/{:016x} ", key.0));
+            log.push(vec![Statement::Counter, Statement::goto(&names::deny(view, direction))]);
+            self.desired.put_chain(chain.clone(), log);
+            return matches.into_iter().map(|line| with(line, [Statement::goto(&chain)])).collect();
+        }
+        let accept = match view {
+            View::Connection => Statement::goto(&names::sided("pass", direction)),
+            View::Headers => Statement::Verdict(Verdict::Accept),
+        };
+        let mut lines = Vec::new();
+        for line in matches {
+            if rule.log {
+                let is_new =
+                    Statement::Match { fields: vec![Field::CtState], test: Test::MaskedNot { mask: STATE_NEW, is_not: 0 } };
+                let name = names::refusal(view, direction, group, key);
+                let log = log(self.settings, direction, &name, format!("gc a {group}/{:016x} ", key.0));
+                lines.extend(log.into_iter().map(|log| with(with(line.clone(), [is_new.clone()]), log)));
+            }
+            lines.push(with(line, [Statement::Counter, accept.clone()]));
+        }
+        lines
+    }
+
+    /// Protocol and port come before the remote: they are the cheaper question.
+    fn matches(&mut self, view: View, rule: &Rule) -> Vec<Vec<Statement>> {
+        let is_icmp = matches!(rule.traffic, Traffic::Icmp { .. });
+        let remote = match &rule.remote {
+            Remote::Group(group) => match self.policy.remotes.get(group).copied().flatten() {
+                Some(members) => {
+                    let families = self.named.entry(group.clone()).or_default();
+                    *families = families.union(rule.families());
+                    Tests::Members(group, members)
+                }
+                // Who is not known cannot be allowed, and may be whom a deny means.
+                None if rule.action == Action::Allow => return Vec::new(),
+                None => Tests::Any,
+            },
+            Remote::Any => Tests::Any,
+            Remote::Addresses(set) => Tests::Addresses(set),
+        };
+        if matches!(remote, Tests::Any) && rule.family.is_none() && !is_icmp {
+            return vec![self.traffic(view, &rule.traffic, Family::V4)];
+        }
+        let mut lines = Vec::new();
+        for family in rule.families().iter() {
+            let mut line = self.traffic(view, &rule.traffic, family);
+            let tests = self.remote_tests(view, rule.direction, family, &remote);
+            // The connection's addresses tell its family; nothing else does.
+            if view == View::Headers || matches!(remote, Tests::Any) {
+                line.push(Statement::is(Field::Family, if family == Family::V4 { FAMILY_V4 } else { FAMILY_V6 }));
+            }
+            match tests {
+                None => lines.push(line),
+                Some(tests) => lines.extend(tests.into_iter().map(|test| with(line.clone(), [test]))),
+            }
+        }
+        lines
+    }
+
+    fn traffic(&mut self, view: View, traffic: &Traffic, family: Family) -> Vec<Statement> {
+        let (protocol, port, icmp) = match view {
+            View::Connection => (Field::CtProtocol, Field::CtDestinationPort, Field::CtIcmp),
+            View::Headers => (Field::Protocol, Field::DestinationPort, Field::Icmp),
+        };
+        match traffic {
+            Traffic::Any => Vec::new(),
+            Traffic::Protocol(number) => vec![Statement::is(protocol, *number)],
+            Traffic::Ports { protocol: number, ports } => {
+                vec![Statement::is(protocol, *number), self.ports(port, ports)]
+            }
+            Traffic::Icmp { kind, code } => {
+                let number = if family == Family::V4 { ICMP } else { ICMPV6 };
+                let mut tests = vec![Statement::is(protocol, number)];
+                match (kind, code) {
+                    (None, None) => {}
+                    (Some(kind), None) => {
+                        let first = u16::from(*kind) << 8;
+                        tests.push(Statement::within(icmp, first, first | 0xff));
+                    }
+                    (Some(kind), Some(code)) => tests.push(Statement::is(icmp, u16::from(*kind) << 8 | u16::from(*code))),
+                    (None, Some(code)) => {
+                        let test = Test::Masked { mask: 0xff, is: u32::from(*code) };
+                        tests.push(Statement::Match { fields: vec![icmp], test });
+                    }
+                }
+                tests
+            }
+        }
+    }
+
+    fn ports(&mut self, field: Field, ports: &PortSet) -> Statement {
+        match ports.spans() {
+            [span] => Statement::within(field, span.first(), span.last()),
+            spans => {
+                let bytes: Vec<u8> = spans.iter().flat_map(|s| [s.first(), s.last()]).flat_map(u16::to_be_bytes).collect();
+                let name = names::ports(xxh3_64(&bytes));
+                self.desired.put_set(name.clone(), SetKind::Ports, Elements::from(ports));
+                Statement::in_set([field], &name)
+            }
+        }
+    }
+
+    /// `None`: no test is needed.
+    fn remote_tests(&mut self, view: View, direction: Direction, family: Family, remote: &Tests<'_>) -> Option<Vec<Statement>> {
+        let field = match (view, direction, family) {
+            (View::Connection, Direction::Ingress, Family::V4) => Field::CtSource4,
+            (View::Connection, Direction::Ingress, Family::V6) => Field::CtSource6,
+            (View::Connection, Direction::Egress, Family::V4) => Field::CtDestination4,
+            (View::Connection, Direction::Egress, Family::V6) => Field::CtDestination6,
+            (View::Headers, Direction::Ingress, Family::V4) => Field::Source4,
+            (View::Headers, Direction::Ingress, Family::V6) => Field::Source6,
+            (View::Headers, Direction::Egress, Family::V4) => Field::Destination4,
+            (View::Headers, Direction::Egress, Family::V6) => Field::Destination6,
+        };
+        match remote {
+            Tests::Any => None,
+            Tests::Addresses(set) => Some(match family {
+                Family::V4 => self.spans(field, family, &set.v4, Elements::from(&set.v4)),
+                Family::V6 => self.spans(field, family, &set.v6, Elements::from(&set.v6)),
+            }),
+            Tests::Members(group, members) => {
+                let mut tests = vec![Statement::in_set([field], &names::members(group, family))];
+                if has_spans(members, family) {
+                    tests.push(Statement::in_set([field], &names::member_spans(group, family)));
+                }
+                Some(tests)
+            }
+        }
+    }
+
+    fn spans<T: Successor + Into<u128>>(
+        &mut self,
+        field: Field,
+        family: Family,
+        set: &SpanSet<T>,
+        elements: Elements,
+    ) -> Vec<Statement> {
+        if set.spans().len() <= INLINE_SPANS_MAX {
+            return set.spans().iter().map(|span: &Span<T>| Statement::within(field, span.first(), span.last())).collect();
+        }
+        let ends = set.spans().iter().flat_map(|span| [span.first().into(), span.last().into()]);
+        let bytes: Vec<u8> = ends.flat_map(u128::to_be_bytes).collect();
+        let (seed, kind) = if family == Family::V4 { (4, SetKind::Spans4) } else { (6, SetKind::Spans6) };
+        let name = names::addresses(family, xxh3_64_with_seed(&bytes, seed));
+        self.desired.put_set(name.clone(), kind, elements);
+        vec![Statement::in_set([field], &name)]
+    }
+}
+
+enum Tests<'t> {
+    Any,
+    Addresses(&'t AddressSet),
+    Members(&'t GroupId, &'t Members),
+}
+
+fn with(mut line: Vec<Statement>, more: impl IntoIterator<Item = Statement>) -> Vec<Statement> {
+    line.extend(more);
+    line
+}
+
+/// The rules that log, at most as often per workload as the settings say.
+pub fn log(settings: &Settings, direction: Direction, what: &str, prefix: String) -> Vec<table::Rule> {
+    let limit = Statement::Limit {
+        seen: names::seen(),
+        interface: if direction == Direction::Egress { Field::InInterface } else { Field::OutInterface },
+        number: xxh3_64(what.as_bytes()) as u32,
+        per_second: settings.log.per_second,
+        burst: settings.log.burst,
+    };
+    vec![vec![limit, Statement::Log { prefix, group: settings.log.nflog_group, snap_bytes: LOG_SNAP_BYTES }]]
+}
+
+fn prefixes_of(members: &Members, family: Family) -> impl Iterator<Item = Prefix> + '_ {
+    members.prefixes.iter().copied().filter(move |prefix| prefix.family() == family)
+}
+
+pub fn has_spans(members: &Members, family: Family) -> bool {
+    prefixes_of(members, family).next().is_some()
+}
+
+/// The kernel refuses ranges that overlap, so a group's prefixes are merged.
+pub fn member_spans(members: &Members, family: Family) -> Elements {
+    let merged = AddressSet::from_prefixes(prefixes_of(members, family));
+    match family {
+        Family::V4 => Elements::from(&merged.v4),
+        Family::V6 => Elements::from(&merged.v6),
+    }
+}
+
+fn member_sets<'d>(desired: &mut Desired<'d>, group: &GroupId, members: &'d Members, families: Families) {
+    for family in families.iter() {
+        let (kind, contents, spans) = match family {
+            Family::V4 => (SetKind::V4, Contents::V4(&members.v4), SetKind::Spans4),
+            Family::V6 => (SetKind::V6, Contents::V6(&members.v6), SetKind::Spans6),
+        };
+        desired.sets.insert(names::members(group, family), DesiredSet { kind, contents });
+        if has_spans(members, family) {
+            desired.put_set(names::member_spans(group, family), spans, member_spans(members, family));
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Where workloads are attached: the elements that lead their packets to their profile, and what cannot be attached.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use groupcast_policy::doc::{Enforced, Placement};
+use groupcast_policy::ids::WorkloadId;
+use groupcast_policy::net::{Family, Prefix, Span, SpanSet};
+use groupcast_policy::resolve::HostPolicy;
+use groupcast_policy::rule::Direction;
+use ipnet::IpNet;
+
+use super::profiles::{Found, OPEN_IN, OPEN_OUT, PLAIN_ACCEPT, ProfileKey, number_of};
+use super::{Desired, Record};
+use crate::Name;
+use crate::interface::Interface;
+use crate::names::{self, Keyed};
+use crate::settings::{Attached, Attachment, Attachments, Settings};
+use crate::table::{Data, Elements, Key, SetKind};
+
+/// A workload that is not enforced, and why. Nothing of it passes: its interface is claimed and has no profile.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error(
+        "workload {workload} is attached to interface {interface}, which no claim covers: add a pattern for it to the claims"
+    )]
+    Unclaimed { workload: WorkloadId, interface: Interface },
+    #[error("workload {workload} is attached to interface {interface}, which is already workload {other}'s: detach one of them")]
+    SameInterface { workload: WorkloadId, interface: Interface, other: WorkloadId },
+    #[error(
+        "workload {workload} has the address {address}, which is already workload {other}'s on this host: change one of them"
+    )]
+    SameAddress { workload: WorkloadId, address: Prefix, other: WorkloadId },
+    #[error("workload {workload} is attached as the host itself, which is already workload {other}: detach one of them")]
+    SameHost { workload: WorkloadId, other: WorkloadId },
+    #[error(
+        "workload {workload} is attached by address, but none of the addresses given for it is registered as its own: \
+         register them, or attach it by interface"
+    )]
+    NoAddress { workload: WorkloadId },
+}
+
+impl Refusal {
+    pub fn workload(&self) -> &WorkloadId {
+        match self {
+            Refusal::Unclaimed { workload, .. }
+            | Refusal::SameInterface { workload, .. }
+            | Refusal::SameAddress { workload, .. }
+            | Refusal::SameHost { workload, .. }
+            | Refusal::NoAddress { workload } => workload,
+        }
+    }
+}
+
+/// A workload that is registered, attached and can be enforced.
+#[derive(Debug, Clone)]
+pub struct Placed<'p> {
+    pub attached: &'p Attached,
+    pub enforced: Enforced,
+    /// Where its packets may come from; of one attached by address, only those it is attached by.
+    pub addresses: BTreeSet<Prefix>,
+    pub key: ProfileKey,
+}
+
+/// One element: its set, the kind of that, key and data.
+pub type Element = (Name, SetKind, Key, Data);
+
+/// Which forms of key occur. A look-up that could find nothing is not written into the rules.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Keys {
+    pub v4: bool,
+    pub v6: bool,
+    pub span4: bool,
+    pub span6: bool,
+    pub host: bool,
+}
+
+/// Whom an interface or address belongs to. Earlier ids win: some order must decide, and this one does not change with time.
+#[derive(Debug, Default)]
+pub struct Owners {
+    interfaces: BTreeMap<Interface, WorkloadId>,
+    addresses: BTreeMap<Prefix, WorkloadId>,
+}
+
+impl Owners {
+    fn admit(&mut self, workload: &WorkloadId, attachment: &Attachment, addresses: &BTreeSet<Prefix>) -> Result<(), Refusal> {
+        let workload = || workload.clone();
+        if let Attachment::Interface(_) | Attachment::Host = attachment
+            && let Some(other) = self.interfaces.get(&attachment.interface()).cloned()
+        {
+            return Err(match attachment {
+                Attachment::Host => Refusal::SameHost { workload: workload(), other },
+                _ => Refusal::SameInterface { workload: workload(), interface: attachment.interface(), other },
+            });
+        }
+        // The machine's own addresses are not told from anybody's by the kernel's tables, only by its hooks.
+        if *attachment != Attachment::Host {
+            for address in addresses {
+                if let Some(other) = self.addresses.get(address).cloned() {
+                    return Err(Refusal::SameAddress { workload: workload(), address: *address, other });
+                }
+            }
+            self.addresses.extend(addresses.iter().map(|address| (*address, workload())));
+        }
+        if let Attachment::Interface(_) | Attachment::Host = attachment {
+            self.interfaces.insert(attachment.interface(), workload());
+        }
+        Ok(())
+    }
+}
+
+pub fn place<'p>(
+    policy: &HostPolicy<'_>,
+    attachments: &'p Attachments,
+    settings: &Settings,
+) -> (BTreeMap<WorkloadId, Placed<'p>>, Vec<Refusal>) {
+    let (mut placed, mut refused) = (BTreeMap::new(), Vec::new());
+    let mut owners = Owners::default();
+    for (workload, resolved) in &policy.workloads {
+        let Some(attached) = attachments.get(workload) else { continue };
+        let attachment = &attached.attachment;
+        let interface = attachment.interface();
+        if *attachment != Attachment::Host && !settings.claims.iter().any(|claim| claim.covers(&interface)) {
+            refused.push(Refusal::Unclaimed { workload: workload.clone(), interface });
+            continue;
+        }
+        let addresses = own_addresses(resolved.placement, attachment);
+        if matches!(attachment, Attachment::Addresses { .. }) && addresses.is_empty() {
+            refused.push(Refusal::NoAddress { workload: workload.clone() });
+            continue;
+        }
+        if let Err(refusal) = owners.admit(workload, attachment, &addresses) {
+            refused.push(refusal);
+            continue;
+        }
+        let key = ProfileKey::of(resolved, &policy.profiles[resolved.profile]);
+        let one = Placed { attached, enforced: resolved.placement.enforced, addresses, key };
+        placed.insert(workload.clone(), one);
+    }
+    (placed, refused)
+}
+
+fn own_addresses(placement: &Placement, attachment: &Attachment) -> BTreeSet<Prefix> {
+    match attachment {
+        Attachment::Interface(_) => placement.addresses.clone(),
+        Attachment::Addresses { addresses, .. } => {
+            let own = |address: &&IpAddr| placement.addresses.contains(&Prefix::host(**address));
+            addresses.iter().filter(own).map(|address| Prefix::host(*address)).collect()
+        }
+        Attachment::Host => BTreeSet::new(),
+    }
+}
+
+/// The elements of a workload whose profile is known, and its addresses. `None` where ranges or refusals are to be thought of.
+pub fn elements_for(placement: &Placement, attached: &Attached, profile: &Found) -> Option<(Vec<Element>, BTreeSet<Prefix>)> {
+    let addresses = own_addresses(placement, &attached.attachment);
+    let by_address = matches!(attached.attachment, Attachment::Addresses { .. });
+    if (by_address && addresses.is_empty()) || !addresses.iter().all(Prefix::is_host) {
+        return None;
+    }
+    Some((elements_of(attached, placement.enforced, &addresses, profile), addresses))
+}
+
+/// The elements of one workload. Ranges are not among them, because those of one interface are merged.
+fn elements_of(attached: &Attached, enforced: Enforced, addresses: &BTreeSet<Prefix>, profile: &Found) -> Vec<Element> {
+    let of = |enforced: bool, direction, open: u32| match (enforced, profile.stateful) {
+        (true, _) => number_of(profile.number, direction),
+        (false, true) => open,
+        (false, false) => PLAIN_ACCEPT,
+    };
+    let egress = of(enforced.egress, Direction::Egress, OPEN_OUT);
+    let ingress = of(enforced.ingress, Direction::Ingress, OPEN_IN);
+    // A stateful flow is judged as a whole by one chain; a stateless packet by the chain of its own direction.
+    let (egress_reply, ingress_reply) = if profile.stateful { (egress, ingress) } else { (ingress, egress) };
+    let numbers = [
+        (Direction::Egress, false, egress),
+        (Direction::Egress, true, egress_reply),
+        (Direction::Ingress, false, ingress),
+        (Direction::Ingress, true, ingress_reply),
+    ];
+    let interface = attached.attachment.interface();
+    let mut elements = Vec::new();
+    let mut lead = |keyed: Keyed, key: Key| {
+        let kind = match keyed {
+            Keyed::Interface => SetKind::InterfaceToNumber,
+            Keyed::Address(Family::V4) => SetKind::InterfaceV4ToNumber,
+            Keyed::Address(Family::V6) => SetKind::InterfaceV6ToNumber,
+        };
+        for (direction, reply, number) in numbers {
+            elements.push((names::dispatch(direction, reply, keyed), kind, key.clone(), Data::Number(number)));
+        }
+        if attached.audit {
+            let (set, kind) = match keyed {
+                Keyed::Interface => (names::audited(), SetKind::Interfaces),
+                Keyed::Address(Family::V4) => (names::audited4(), SetKind::InterfaceV4),
+                Keyed::Address(Family::V6) => (names::audited6(), SetKind::InterfaceV6),
+            };
+            elements.push((set, kind, key, Data::Nothing));
+        }
+    };
+    let hosts = || addresses.iter().filter(|prefix| prefix.is_host()).map(|prefix| prefix.net().addr());
+    let key_of = |address: IpAddr| match address {
+        IpAddr::V4(a) => (Family::V4, Key::InterfaceV4(interface, a.to_bits())),
+        IpAddr::V6(a) => (Family::V6, Key::InterfaceV6(interface, a.to_bits())),
+    };
+    match attached.attachment {
+        Attachment::Interface(_) | Attachment::Host => lead(Keyed::Interface, Key::Interface(interface)),
+        Attachment::Addresses { .. } => hosts().for_each(|address| {
+            let (family, key) = key_of(address);
+            lead(Keyed::Address(family), key);
+        }),
+    }
+    for address in hosts() {
+        let (family, key) = key_of(address);
+        let (set, kind) = match family {
+            Family::V4 => (names::source4(), SetKind::InterfaceV4),
+            Family::V6 => (names::source6(), SetKind::InterfaceV6),
+        };
+        elements.push((set, kind, key, Data::Nothing));
+    }
+    elements
+}
+
+/// The forms that attachments have, whether their workloads are registered or not: rules stay when those come and go.
+fn keys_of(attachments: &Attachments) -> Keys {
+    let mut keys = Keys::default();
+    for attached in attachments.values() {
+        match &attached.attachment {
+            Attachment::Interface(_) => {}
+            Attachment::Addresses { addresses, .. } => {
+                keys.v4 |= addresses.iter().any(IpAddr::is_ipv4);
+                keys.v6 |= addresses.iter().any(IpAddr::is_ipv6);
+            }
+            Attachment::Host => keys.host = true,
+        }
+    }
+    keys
+}
+
+pub fn write(desired: &mut Desired<'_>, attachments: &Attachments, placed: &BTreeMap<WorkloadId, Placed<'_>>) -> Keys {
+    let mut keys = keys_of(attachments);
+    let mut sets: BTreeMap<Name, (SetKind, BTreeMap<Key, Data>)> = BTreeMap::new();
+    for direction in [Direction::Egress, Direction::Ingress] {
+        for reply in [false, true] {
+            let map = names::dispatch(direction, reply, Keyed::Interface);
+            sets.insert(map, (SetKind::InterfaceToNumber, BTreeMap::new()));
+        }
+    }
+    sets.insert(names::audited(), (SetKind::Interfaces, BTreeMap::new()));
+    sets.insert(names::source4(), (SetKind::InterfaceV4, BTreeMap::new()));
+    sets.insert(names::source6(), (SetKind::InterfaceV6, BTreeMap::new()));
+
+    let (mut spans4, mut spans6) = (BTreeMap::<Interface, Vec<_>>::new(), BTreeMap::<Interface, Vec<_>>::new());
+    for (id, workload) in placed {
+        let interface = workload.attached.attachment.interface();
+        for prefix in workload.addresses.iter().filter(|prefix| !prefix.is_host()) {
+            match prefix.net() {
+                IpNet::V4(net) => {
+                    spans4.entry(interface).or_default().extend(Span::new(net.network().to_bits(), net.broadcast().to_bits()));
+                }
+                IpNet::V6(net) => {
+                    spans6.entry(interface).or_default().extend(Span::new(net.network().to_bits(), net.broadcast().to_bits()));
+                }
+            }
+        }
+        let number = desired.profiles.number(&workload.key).unwrap_or_default();
+        let profile = Found { number, stateful: workload.key.stateful };
+        let elements = elements_of(workload.attached, workload.enforced, &workload.addresses, &profile);
+        for (set, kind, key, data) in &elements {
+            sets.entry(set.clone()).or_insert_with(|| (*kind, BTreeMap::new())).1.insert(key.clone(), data.clone());
+        }
+        desired.records.insert(id.clone(), Record { profile: number, elements, addresses: workload.addresses.clone() });
+    }
+    (keys.span4, keys.span6) = (!spans4.is_empty(), !spans6.is_empty());
+    // Every map that a rule looks into exists, also when only some of its kind are filled.
+    for (present, family) in [(keys.v4, Family::V4), (keys.v6, Family::V6)] {
+        let (kind, audited, audited_kind) = match family {
+            Family::V4 => (SetKind::InterfaceV4ToNumber, names::audited4(), SetKind::InterfaceV4),
+            Family::V6 => (SetKind::InterfaceV6ToNumber, names::audited6(), SetKind::InterfaceV6),
+        };
+        if present {
+            sets.entry(audited).or_insert_with(|| (audited_kind, BTreeMap::new()));
+            for direction in [Direction::Egress, Direction::Ingress] {
+                for reply in [false, true] {
+                    let map = names::dispatch(direction, reply, Keyed::Address(family));
+                    sets.entry(map).or_insert_with(|| (kind, BTreeMap::new()));
+                }
+            }
+        }
+    }
+    if keys.span4 {
+        let merged = spans4.into_iter().flat_map(|(interface, spans)| {
+            let merged: SpanSet<u32> = spans.into_iter().collect();
+            merged.spans().iter().map(|span| (Key::InterfaceSpan4(interface, *span), Data::Nothing)).collect::<Vec<_>>()
+        });
+        sets.insert(names::source_span4(), (SetKind::InterfaceSpan4, merged.collect()));
+    }
+    if keys.span6 {
+        let merged = spans6.into_iter().flat_map(|(interface, spans)| {
+            let merged: SpanSet<u128> = spans.into_iter().collect();
+            merged.spans().iter().map(|span| (Key::InterfaceSpan6(interface, *span), Data::Nothing)).collect::<Vec<_>>()
+        });
+        sets.insert(names::source_span6(), (SetKind::InterfaceSpan6, merged.collect()));
+    }
+    for (name, (kind, elements)) in sets {
+        desired.put_set(name, kind, Elements::Keyed(elements));
+    }
+    keys
+}

@@ -1,0 +1,173 @@
+//! On the real kernel, each test in a network namespace of its own, which ends with the test's thread.
+
+use std::thread;
+
+use groupcast_enforce::Name;
+use groupcast_enforce::engine::Engine;
+use groupcast_enforce::expression::{Field, Statement, Verdict};
+use groupcast_enforce::settings::{Mode, Settings, Stamp};
+use groupcast_enforce::table::{Elements, SetKind};
+use groupcast_enforce::trial::{self, Dice, Stage};
+use nix::sched::{CloneFlags, unshare};
+
+use super::*;
+
+/// Runs in a fresh network namespace; `None` where that is not allowed.
+fn isolated<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let run = thread::spawn(move || {
+        if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+            eprintln!("not run: no network namespace ({error})");
+            return None;
+        }
+        Some(test())
+    });
+    run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn settings() -> Settings {
+    Settings { claims: trial::claims(), ..Settings::default() }
+}
+
+fn engine() -> Engine {
+    Engine::new(trial::host(), settings(), trial::attachments(), Stamp::new(7).unwrap())
+}
+
+fn counts() -> u64 {
+    if std::env::var_os("GROUPCAST_FULL").is_some() { 400 } else { 25 }
+}
+
+#[test]
+fn what_was_written_reads_back_after_any_sequence() {
+    isolated(|| {
+        for seed in 0..counts() {
+            let mut dice = Dice::new(seed);
+            let mut stage = Stage::default();
+            let mut engine = engine();
+            let mut kernel = Kernel::open("gc", true).unwrap();
+            for step in 0..20 {
+                if dice.percent(10) {
+                    let mode = *dice.pick(&[Mode::Enforce, Mode::Audit, Mode::Bypass, Mode::Lockdown]);
+                    engine.set_settings(Settings { mode, adopting: dice.percent(30), ..settings() });
+                }
+                let event = if dice.percent(50) { stage.nudge(&mut dice) } else { trial::event(&mut dice) };
+                let edits = stage.change(&[event]);
+                let plan = engine.change(&edits, &stage);
+                kernel.commit(&plan.transaction).unwrap_or_else(|error| panic!("seed {seed}, step {step}: {error}"));
+                engine.committed(plan);
+                let read = kernel.read().unwrap().unwrap();
+                assert_eq!(read.differences(engine.actual()), [""; 0], "seed {seed}, step {step}");
+            }
+            kernel.remove().unwrap();
+            assert!(kernel.read().unwrap().is_none());
+        }
+    });
+}
+
+#[test]
+fn a_refused_transaction_leaves_everything_as_it_was_and_names_what_was_wrong() {
+    isolated(|| {
+        let mut dice = Dice::new(3);
+        let mut stage = Stage::default();
+        let mut engine = engine();
+        let mut kernel = Kernel::open("gc", true).unwrap();
+        for _ in 0..15 {
+            stage.change(&[trial::event(&mut dice)]);
+        }
+        let plan = engine.compare(&stage);
+        kernel.commit(&plan.transaction).unwrap();
+        engine.committed(plan);
+        let good = Op::AddSet { set: "fresh".into(), kind: SetKind::V4 };
+        let rows = [
+            (Op::DeleteSet { set: "claims".into() }, "delete set claims"),
+            (Op::DeleteChain { chain: "j_out".into() }, "delete chain j_out"),
+            (Op::DeleteSet { set: "nowhere".into() }, "delete set nowhere"),
+            (
+                Op::AddElements { set: "nowhere".into(), kind: SetKind::V4, elements: Elements::V4([1].into()) },
+                "add 1 elements to set nowhere",
+            ),
+            (
+                Op::AddRule { chain: "open".into(), at: 1, rule: vec![Statement::jump(&Name::from("open"))] },
+                "add rule 1 to chain open",
+            ),
+        ];
+        for (bad, named) in rows {
+            let transaction = Transaction { anew: false, ops: vec![good.clone(), bad] };
+            let error = kernel.commit(&transaction).unwrap_err();
+            assert!(error.to_string().contains(named), "{error}");
+            assert_eq!(kernel.read().unwrap().unwrap().differences(engine.actual()), [""; 0], "{named}");
+        }
+        // And it goes on.
+        let edits = stage.change(&[trial::event(&mut dice)]);
+        let plan = engine.change(&edits, &stage);
+        kernel.commit(&plan.transaction).unwrap();
+        engine.committed(plan);
+        assert_eq!(kernel.read().unwrap().unwrap().differences(engine.actual()), [""; 0]);
+    });
+}
+
+#[test]
+fn an_owned_table_is_nobody_elses_and_is_adopted_after_death() {
+    isolated(|| {
+        let stage = Stage::default();
+        let mut engine = engine();
+        let mut kernel = Kernel::open("gc", true).unwrap();
+        let plan = engine.compare(&stage);
+        kernel.commit(&plan.transaction).unwrap();
+        engine.committed(plan);
+        let mut other = Kernel::open("gc", false).unwrap();
+        let theft = Transaction { anew: false, ops: vec![Op::FlushChain { chain: "j_out".into() }] };
+        let error = other.commit(&theft).unwrap_err();
+        assert!(matches!(&error, KernelError::Refused(list) if list[0].errno == nix::libc::EPERM), "{error}");
+        assert!(other.remove().is_err() && kernel.is_owned());
+        let counted = kernel.counters().unwrap();
+        assert!(counted.iter().any(|counted| counted.chain == "audit" && counted.at == 0 && counted.packets == 0));
+        drop(kernel);
+        let mut heir = Kernel::open("gc", true).unwrap();
+        assert_eq!(heir.read().unwrap().unwrap().differences(engine.actual()), [""; 0]);
+        let more = Transaction { anew: false, ops: vec![Op::AddSet { set: "more".into(), kind: SetKind::V6 }] };
+        heir.commit(&more).unwrap();
+        assert_eq!(heir.read().unwrap().unwrap().differences(engine.actual()), ["set more"]);
+    });
+}
+
+#[test]
+fn more_members_than_a_message_holds() {
+    isolated(|| {
+        let mut kernel = Kernel::open("gc", true).unwrap();
+        let many = if std::env::var_os("GROUPCAST_FULL").is_some() { 1_000_000 } else { 65_537 };
+        let members = Elements::V4((0..many).map(|n| 0x0a00_0000 + n * 3).collect());
+        let set = Name::from("m4_many");
+        let add = |elements: Elements| Op::AddElements { set: set.clone(), kind: SetKind::V4, elements };
+        let ops = vec![Op::AddSet { set: set.clone(), kind: SetKind::V4 }, add(members.clone())];
+        kernel.commit(&Transaction { anew: false, ops }).unwrap();
+        if many < 100_000 {
+            assert_eq!(kernel.read().unwrap().unwrap().sets[&set].elements, members);
+        }
+        let one = Elements::V4([1].into());
+        kernel.commit(&Transaction { anew: false, ops: vec![add(one)] }).unwrap();
+    });
+}
+
+#[test]
+fn rules_are_inserted_where_they_belong() {
+    isolated(|| {
+        let mut kernel = Kernel::open("gc", true).unwrap();
+        let chain = Name::from("c");
+        let rule = |port: u8| vec![Statement::is(Field::Protocol, port), Statement::Verdict(Verdict::Accept)];
+        let add = |at, port| Op::AddRule { chain: chain.clone(), at, rule: rule(port) };
+        let delete = |at| Op::DeleteRule { chain: chain.clone(), at };
+        let mut expected = Table::default();
+        let steps = [
+            vec![Op::AddChain { chain: chain.clone(), base: None }, add(0, 10), add(1, 30), add(1, 20), add(0, 5)],
+            vec![add(0, 1), add(5, 40), add(2, 7), add(3, 8), delete(0)],
+            vec![delete(5), delete(0), add(0, 2), add(1, 3), add(5, 50)],
+        ];
+        for ops in steps {
+            let transaction = Transaction { anew: false, ops };
+            kernel.commit(&transaction).unwrap();
+            expected.apply(&transaction).unwrap();
+            let read = kernel.read().unwrap().unwrap();
+            assert_eq!(read.chains[&chain].rules, expected.chains[&chain].rules);
+        }
+    });
+}

@@ -1,0 +1,195 @@
+//! A transaction as netlink messages. Tables and chains are written by rustables, everything else here.
+
+use std::collections::BTreeMap;
+
+use groupcast_enforce::Name;
+use groupcast_enforce::delta::{Op, Transaction};
+use groupcast_enforce::table::{Base, Elements, Hook};
+use rustables::{ChainPolicy, ChainType, HookClass, MsgType, ProtocolFamily};
+
+use super::expressions::write_rule;
+use super::sets::{to_wire, write_definition};
+use super::socket::{APPEND, Batch, CREATE};
+use super::wire::ATTRIBUTE_BYTES_MAX;
+
+const NEW_RULE: u8 = 6;
+const DELETE_RULE: u8 = 8;
+const NEW_SET: u8 = 9;
+const DELETE_SET: u8 = 11;
+const NEW_ELEMENT: u8 = 12;
+const DELETE_ELEMENT: u8 = 14;
+
+/// Elements of one message stay below what a nested attribute can carry.
+const ELEMENTS_BYTES_MAX: usize = ATTRIBUTE_BYTES_MAX - 1024;
+
+/// How a rule is named: by the kernel's handle, or within the transaction that adds it, by ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handle {
+    Kernel(u64),
+    New(u32),
+}
+
+/// The handles of the rules of chains, in order. A chain is known here from when it was asked for until rules are added to it.
+pub type Handles = BTreeMap<Name, Vec<Handle>>;
+
+/// Chains whose rules' handles a transaction needs: those it did not add itself and in which it deletes a rule or adds one anywhere.
+pub fn needs_handles(transaction: &Transaction) -> impl Iterator<Item = &Name> {
+    let added: std::collections::BTreeSet<&Name> = transaction
+        .ops
+        .iter()
+        .filter_map(|op| match op {
+            // Nothing is left in it whose handle could matter.
+            Op::AddChain { chain, .. } | Op::FlushChain { chain } => Some(chain),
+            _ => None,
+        })
+        .collect();
+    let anew = transaction.anew;
+    let touched: std::collections::BTreeSet<&Name> = transaction
+        .ops
+        .iter()
+        .filter_map(|op| match op {
+            Op::AddRule { chain, .. } | Op::DeleteRule { chain, .. } => Some(chain),
+            _ => None,
+        })
+        .collect();
+    touched.into_iter().filter(move |chain| !anew && !added.contains(chain))
+}
+
+pub struct Encoded {
+    pub batch: Batch,
+    /// Which operation each message belongs to; `None`: the table itself.
+    pub origin: Vec<Option<usize>>,
+}
+
+pub struct Encoder<'t> {
+    pub table: &'t str,
+    pub flags: u32,
+    /// Whether the table must be there already, ours.
+    pub known: bool,
+}
+
+impl Encoder<'_> {
+    /// `handles` are changed as the transaction changes them; after a failure they are of no use.
+    pub fn encode(&self, transaction: &Transaction, handles: &mut Handles) -> Encoded {
+        let mut batch = Batch::default();
+        let mut origin = Vec::new();
+        self.table_messages(transaction, &mut batch);
+        origin.resize(batch.messages(), None);
+        let mut ids = 0;
+        for (index, op) in transaction.ops.iter().enumerate() {
+            self.op(op, &mut batch, handles, &mut ids);
+            origin.resize(batch.messages(), Some(index));
+        }
+        Encoded { batch, origin }
+    }
+
+    fn table_messages(&self, transaction: &Transaction, batch: &mut Batch) {
+        if self.known && !transaction.anew {
+            return;
+        }
+        let table = rustables::Table::new(ProtocolFamily::Inet).with_name(self.table).with_flags(self.flags);
+        let mut part = rustables::Batch::new();
+        part.add(&table, MsgType::Add);
+        if transaction.anew {
+            part.add(&table, MsgType::Del);
+            part.add(&table, MsgType::Add);
+        }
+        batch.splice(part);
+    }
+
+    fn chain(&self, name: &str, base: Option<Base>, action: MsgType, batch: &mut Batch) {
+        let table = rustables::Table::new(ProtocolFamily::Inet).with_name(self.table);
+        let mut chain = rustables::Chain::new(&table).with_name(name);
+        if let Some(Base { hook, priority }) = base {
+            let class = match hook {
+                Hook::Prerouting => HookClass::PreRouting,
+                Hook::Input => HookClass::In,
+                Hook::Forward => HookClass::Forward,
+                Hook::Output => HookClass::Out,
+            };
+            chain.set_hook(rustables::Hook::new(class, priority));
+            chain.set_policy(ChainPolicy::Accept);
+            chain.set_type(ChainType::Filter);
+        }
+        let mut part = rustables::Batch::new();
+        part.add(&chain, action);
+        batch.splice(part);
+    }
+
+    fn op(&self, op: &Op, batch: &mut Batch, handles: &mut Handles, ids: &mut u32) {
+        let table = self.table;
+        match op {
+            Op::AddSet { set, kind } => {
+                *ids += 1;
+                batch.message(NEW_SET, CREATE, |writer| write_definition(writer, table, set, *kind, *ids));
+            }
+            Op::DeleteSet { set } => batch.message(DELETE_SET, 0, |writer| _ = writer.text(1, table).text(2, set)),
+            Op::AddElements { set, elements, .. } => self.elements(NEW_ELEMENT, CREATE, set, elements, batch),
+            Op::DeleteElements { set, elements, .. } => self.elements(DELETE_ELEMENT, 0, set, elements, batch),
+            Op::AddChain { chain, base } => {
+                handles.insert(chain.clone(), Vec::new());
+                self.chain(chain, *base, MsgType::Add, batch);
+            }
+            Op::DeleteChain { chain } => {
+                handles.remove(chain);
+                self.chain(chain, None, MsgType::Del, batch);
+            }
+            Op::FlushChain { chain } => {
+                handles.insert(chain.clone(), Vec::new());
+                batch.message(DELETE_RULE, 0, |writer| _ = writer.text(1, table).text(2, chain));
+            }
+            Op::DeleteRule { chain, at } => {
+                let rules = handles.entry(chain.clone()).or_default();
+                let handle = if *at < rules.len() { rules.remove(*at) } else { Handle::Kernel(0) };
+                batch.message(DELETE_RULE, 0, |writer| {
+                    writer.text(1, table).text(2, chain);
+                    match handle {
+                        Handle::Kernel(handle) => writer.u64(3, handle),
+                        Handle::New(id) => writer.u32(9, id),
+                    };
+                });
+            }
+            Op::AddRule { chain, at, rule } => {
+                *ids += 1;
+                let rules = handles.entry(chain.clone()).or_default();
+                let at = (*at).min(rules.len());
+                let after = at.checked_sub(1).map(|before| rules[before]);
+                rules.insert(at, Handle::New(*ids));
+                // At the end: appended. At the beginning: inserted. Between: appended to the rule before.
+                let last = at + 1 == rules.len();
+                let flags = if last || after.is_some() { CREATE | APPEND } else { CREATE };
+                batch.message(NEW_RULE, flags, |writer| {
+                    writer.text(1, table).text(2, chain).nest(4, |list| write_rule(list, rule));
+                    writer.u32(9, *ids);
+                    match after {
+                        Some(Handle::Kernel(handle)) if !last => _ = writer.u64(6, handle),
+                        Some(Handle::New(id)) if !last => _ = writer.u32(10, id),
+                        _ => {}
+                    }
+                });
+            }
+        }
+    }
+
+    fn elements(&self, kind: u8, flags: u16, set: &str, elements: &Elements, batch: &mut Batch) {
+        let wire = to_wire(elements);
+        let mut rest = &wire[..];
+        while !rest.is_empty() {
+            let mut room = ELEMENTS_BYTES_MAX;
+            let count = rest
+                .iter()
+                .take_while(|element| {
+                    let fits = element.room() <= room;
+                    room = room.saturating_sub(element.room());
+                    fits
+                })
+                .count()
+                .max(1);
+            let (now, later) = rest.split_at(count);
+            batch.message(kind, flags, |writer| {
+                writer.text(1, self.table).text(2, set).nest(3, |list| now.iter().for_each(|element| element.write(list)));
+            });
+            rest = later;
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! A controller seen from outside: health, metrics, status, and how far changes are.
+
+use std::convert::Infallible;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use axum::extract::{Path, Query, State as Extract};
+use axum::http::StatusCode;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use futures::Stream;
+use groupcast_control::controller::Controller;
+use groupcast_control::progress::Progress;
+use metrics_exporter_prometheus::PrometheusHandle;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::broadcast::error::RecvError;
+
+/// Longest time one request may wait for a change to be enforced.
+pub const WAIT_MAX: Duration = Duration::from_secs(300);
+/// How often a change that is waited for is looked at, besides when it moves.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+#[derive(Clone)]
+pub struct State {
+    metrics: PrometheusHandle,
+    controller: Arc<OnceLock<Arc<Controller>>>,
+}
+
+impl State {
+    pub fn new(metrics: PrometheusHandle) -> Self {
+        Self { metrics, controller: Arc::default() }
+    }
+
+    pub fn started(&self, controller: Arc<Controller>) {
+        // Started once.
+        let _ = self.controller.set(controller);
+    }
+
+    fn controller(&self) -> Result<&Arc<Controller>, Problem> {
+        self.controller.get().ok_or_else(|| problem(StatusCode::SERVICE_UNAVAILABLE, "the bus cannot be reached yet"))
+    }
+}
+
+pub async fn serve(listener: TcpListener, state: State) {
+    let router = Router::new()
+        .route("/livez", get(livez))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .route("/v1/status", get(status))
+        .route("/v1/changes/{number}", get(change))
+        .route("/v1/watch", get(watch))
+        .with_state(state);
+    if let Err(error) = axum::serve(listener, router).await {
+        tracing::error!(%error, "health and metrics are not served any more");
+    }
+}
+
+/// What is wrong, answered as RFC 9457 has it.
+struct Problem {
+    status: StatusCode,
+    detail: String,
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let Self { status, detail } = self;
+        let body = json!({ "title": status.canonical_reason(), "status": status.as_u16(), "detail": detail });
+        (status, [("content-type", "application/problem+json")], body.to_string()).into_response()
+    }
+}
+
+fn problem(status: StatusCode, detail: &str) -> Problem {
+    Problem { status, detail: detail.to_owned() }
+}
+
+fn failed(error: impl std::fmt::Display) -> Problem {
+    problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string())
+}
+
+/// The process works, whatever the bus does.
+async fn livez(Extract(state): Extract<State>) -> Response {
+    match state.controller.get() {
+        None => "starting\n".into_response(),
+        Some(controller) => match controller.alive().await {
+            Ok(()) => "ok\n".into_response(),
+            Err(error) => failed(error).into_response(),
+        },
+    }
+}
+
+/// It can serve hosts and lead.
+async fn readyz(Extract(state): Extract<State>) -> Result<Response, Problem> {
+    let status = state.controller()?.status().await.map_err(failed)?;
+    Ok(match status.is_ready() {
+        true => "ok\n".into_response(),
+        false => {
+            let missing = if status.compiler.loaded { "what is published" } else { "CATALOG and REGISTRY" };
+            problem(StatusCode::SERVICE_UNAVAILABLE, &format!("still reading {missing}")).into_response()
+        }
+    })
+}
+
+async fn metrics(Extract(state): Extract<State>) -> Response {
+    // Gauges that are only known when asked for.
+    if let Some(controller) = state.controller.get() {
+        let _ = controller.status().await;
+    }
+    state.metrics.run_upkeep();
+    ([("content-type", "text/plain; version=0.0.4")], state.metrics.render()).into_response()
+}
+
+async fn status(Extract(state): Extract<State>) -> Result<Json<Value>, Problem> {
+    let status = state.controller()?.status().await.map_err(failed)?;
+    let refused = status.compiler.refused.iter().map(|r| json!({ "document": r.name, "why": r.why })).collect::<Vec<_>>();
+    Ok(Json(json!({
+        "ready": status.is_ready(),
+        "leading": status.compiler.leading,
+        "publishing": status.compiler.publishing,
+        "blank": status.compiler.blank,
+        "term": status.node.term,
+        "lead": status.node.lead,
+        "catalog": status.compiler.catalog,
+        "registry": status.compiler.registry,
+        "change": status.compiler.change,
+        "waiting_changes": status.compiler.waiting_changes,
+        "in_flight": status.compiler.in_flight,
+        "topics_compiled": status.compiler.topics,
+        "topics_published": status.node.topics,
+        "hosts": status.compiler.hosts,
+        "hosts_behind": status.convergence.behind,
+        "changes_unfinished": status.convergence.unfinished,
+        "refused_count": status.compiler.refused_count,
+        "refused": refused,
+    })))
+}
+
+fn shown(progress: &Progress) -> Value {
+    let behind = progress.behind.iter().map(|(host, why)| json!({ "host": host.as_str(), "why": why.to_string() }));
+    let summary = &progress.summary;
+    json!({
+        "change": progress.change,
+        "term": progress.cut.term,
+        "span": progress.span,
+        "enforced": summary.enforced,
+        "done": progress.is_done(),
+        "first_ms": summary.first_ms,
+        "p50_ms": summary.p50_ms,
+        "p99_ms": summary.p99_ms,
+        "last_ms": summary.last_ms,
+        "behind": behind.collect::<Vec<_>>(),
+    })
+}
+
+#[derive(Deserialize)]
+struct Wait {
+    /// `published` or `enforced`.
+    wait: Option<String>,
+    timeout: Option<String>,
+    /// Also names the hosts it concerns.
+    #[serde(default)]
+    span: bool,
+}
+
+async fn change(
+    Extract(state): Extract<State>,
+    Path(number): Path<u64>,
+    Query(wait): Query<Wait>,
+) -> Result<Json<Value>, Problem> {
+    let controller = state.controller()?;
+    let timeout = match &wait.timeout {
+        None => Duration::from_secs(30),
+        Some(text) => humantime::parse_duration(text).map_err(|error| problem(StatusCode::BAD_REQUEST, &error.to_string()))?,
+    };
+    let deadline = tokio::time::Instant::now() + timeout.min(WAIT_MAX);
+    let until_done = match wait.wait.as_deref() {
+        None => None,
+        Some("published") => Some(false),
+        Some("enforced") => Some(true),
+        Some(_) => return Err(problem(StatusCode::BAD_REQUEST, "wait is published or enforced")),
+    };
+    let mut moves = controller.watch().await.map_err(failed)?;
+    loop {
+        let progress = controller.progress(number).await.map_err(failed)?;
+        let enough = match (&progress, until_done) {
+            (_, None) => true,
+            (Some(progress), Some(done)) => !done || progress.is_done(),
+            (None, Some(_)) => false,
+        };
+        let late = tokio::time::Instant::now() >= deadline;
+        match progress {
+            Some(progress) if enough || late => {
+                let mut shown = shown(&progress);
+                if wait.span {
+                    let span = controller.span(number).await.map_err(failed)?.unwrap_or_default();
+                    shown["hosts"] = span.iter().map(|host| host.as_str()).collect();
+                }
+                return Ok(Json(shown));
+            }
+            None if enough || late => {
+                let detail = "this controller has not published it, or has forgotten it: ask the leader";
+                return Err(problem(StatusCode::NOT_FOUND, detail));
+            }
+            _ => {}
+        }
+        let look = tokio::time::sleep(LOOK_EVERY);
+        tokio::select! {
+            _ = look => {}
+            _ = tokio::time::sleep_until(deadline) => {}
+            moved = moves.recv() => {
+                if matches!(moved, Err(RecvError::Closed)) {
+                    return Err(problem(StatusCode::SERVICE_UNAVAILABLE, "the controller ends"));
+                }
+            }
+        }
+    }
+}
+
+/// The progress of every change that moves, as server-sent events. Who reads too slowly is told how many were left out.
+async fn watch(Extract(state): Extract<State>) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
+    let moves = state.controller()?.watch().await.map_err(failed)?;
+    let events = futures::stream::unfold(moves, |mut moves| async move {
+        let event = match moves.recv().await {
+            Ok(progress) => Event::default().event("progress").data(shown(&progress).to_string()),
+            Err(RecvError::Lagged(missed)) => Event::default().event("missed").data(missed.to_string()),
+            Err(RecvError::Closed) => return None,
+        };
+        Some((Ok(event), moves))
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::default()))
+}

@@ -1,0 +1,427 @@
+//! `bench control`: the whole control plane as it runs, two controllers as processes of their own. How long after a change is
+//! committed it is published, how many changes a second it sustains, and how long a change waits while another controller takes over.
+//! Beside it the least that the bus itself needs for the same messages, in the same run.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use async_nats::jetstream::consumer::{DeliverPolicy, pull};
+use clap::Args;
+use futures::StreamExt;
+use groupcast_bus_config::accounts::Role;
+use groupcast_bus_config::server::Server;
+use groupcast_bus_config::{connect, streams, subjects};
+use groupcast_control::catalog::Catalog;
+use groupcast_control::change::{Change, Expected, Write};
+use groupcast_control::document::Document;
+use groupcast_control::registry::{Elsewhere, Registry};
+use groupcast_messages::{Delta, Lead};
+use groupcast_policy::doc::Edit;
+use groupcast_policy::ids::HostId;
+use groupcast_policy::model::{Group, GroupRule, Workload};
+use groupcast_policy::net::Prefix;
+use groupcast_policy::topic::Topic;
+use hdrhistogram::Histogram;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::sync::mpsc;
+
+use super::{Report, bus, fixture, say};
+
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    /// Single changes, one after the other.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    singles: u32,
+    /// Changes written as fast as the bus takes them.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    burst: u32,
+    /// Take-overs and hand-overs, each.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// The leader's lease in milliseconds.
+    #[arg(long, default_value_t = 3_000, value_parser = clap::value_parser!(u32).range(100..=60_000))]
+    lease_ms: u32,
+    /// Hosts that are registered; none is connected.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    hosts: u32,
+    /// The groupcast binary; without it, the one beside this program.
+    #[arg(long, env = "GROUPCAST_BIN")]
+    groupcast: Option<PathBuf>,
+}
+
+const GROUPS: usize = 100;
+/// Writers of the burst, each with one change under way.
+const WRITERS: usize = 64;
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A controller that is a process. Ends with its value.
+struct Process {
+    name: String,
+    child: Child,
+}
+
+impl Process {
+    fn start(options: &Options, server: &Server, name: String) -> anyhow::Result<Self> {
+        let binary = match &options.groupcast {
+            Some(path) => path.clone(),
+            None => std::env::current_exe()?.with_file_name("groupcast"),
+        };
+        let lease = format!("{}ms", options.lease_ms);
+        let child = Command::new(&binary)
+            .args(["controller", "--server", &server.url(), "--name", &name, "--listen", "127.0.0.1:0", "--lease", &lease])
+            .env("GROUPCAST_LOG", "warn")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| {
+                format!("cannot run {}: build it with `cargo build --release -p groupcast-gateway`", binary.display())
+            })?;
+        Ok(Self { name, child })
+    }
+
+    fn kill(&mut self) -> anyhow::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    fn terminate(&self) -> anyhow::Result<()> {
+        Ok(kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM)?)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What the bus republishes, with the time it arrived here.
+enum Seen {
+    /// A group's members now hold this number.
+    Mark(usize, u32, Instant),
+    Lead(Lead),
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    server: &'a Server,
+    catalog: Catalog,
+    seen: mpsc::UnboundedReceiver<Seen>,
+    controllers: Vec<Process>,
+    started: usize,
+    leader: String,
+    revisions: Vec<u64>,
+    next: u32,
+}
+
+fn group(index: usize, mark: u32) -> anyhow::Result<Group> {
+    let id = fixture::group_id(index)?;
+    let mut group = Group::new(id.clone());
+    group.rules.push(GroupRule::from(fixture::rule(&format!("ingress tcp 443 from group:{id}"))?));
+    group.members.insert(Prefix::v4(mark, 32).context("an address")?);
+    Ok(group)
+}
+
+fn change(writes: Vec<Write>) -> Change {
+    Change { author: "bench".to_owned(), reason: "measured".to_owned(), key: None, writes }
+}
+
+fn put(index: usize, mark: u32, expected: Expected) -> anyhow::Result<Write> {
+    Ok(Write::put(Document::Group(Arc::new(group(index, mark)?)), expected))
+}
+
+/// Watches everything that is republished.
+async fn observe(server: &Server) -> anyhow::Result<mpsc::UnboundedReceiver<Seen>> {
+    let options = connect::Options::new(&[server.url()], Role::Controller, &HostId::new("observer")?);
+    let (client, _events) = connect::connect(options).await?;
+    let mut messages = client.subscribe(subjects::READ_ALL).await?;
+    client.flush().await?;
+    let groups: std::collections::HashMap<Topic, usize> =
+        (0..GROUPS).map(|index| Ok((Topic::Members(fixture::group_id(index)?), index))).collect::<anyhow::Result<_>>()?;
+    let (sender, seen) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let _client = client;
+        while let Some(message) = messages.next().await {
+            let now = Instant::now();
+            let event = if message.subject.as_str() == subjects::LEAD_READ {
+                Lead::decode(&message.payload).ok().map(Seen::Lead)
+            } else {
+                subjects::parse_read(&message.subject).and_then(|topic| {
+                    let index = groups.get(&topic)?;
+                    let Edit::Members { add, .. } = Delta::decode(&topic, &message.payload).ok()?.edit else { return None };
+                    let mark = add.iter().filter_map(|prefix| match prefix.net().addr() {
+                        std::net::IpAddr::V4(address) => Some(address.to_bits()),
+                        std::net::IpAddr::V6(_) => None,
+                    });
+                    Some(Seen::Mark(*index, mark.max()?, now))
+                })
+            };
+            if event.is_some_and(|event| sender.send(event).is_err()) {
+                return;
+            }
+        }
+    });
+    Ok(seen)
+}
+
+impl Bench<'_> {
+    fn add_controller(&mut self) -> anyhow::Result<()> {
+        self.started += 1;
+        let process = Process::start(self.options, self.server, format!("c{}", self.started))?;
+        self.controllers.push(process);
+        Ok(())
+    }
+
+    async fn next_seen(&mut self) -> anyhow::Result<Seen> {
+        let seen = tokio::time::timeout(DEADLINE, self.seen.recv()).await.context("nothing is published any more")?;
+        let seen = seen.context("the observer lives")?;
+        if let Seen::Lead(lead) = &seen {
+            self.leader.clone_from(&lead.leader);
+        }
+        Ok(seen)
+    }
+
+    /// When the group was published with this mark.
+    async fn published(&mut self, group: usize, mark: u32) -> anyhow::Result<Instant> {
+        loop {
+            if let Seen::Mark(index, found, at) = self.next_seen().await?
+                && index == group
+                && found == mark
+            {
+                return Ok(at);
+            }
+        }
+    }
+
+    /// Writes one document; the group, its mark, and when it was committed.
+    async fn write_one(&mut self) -> anyhow::Result<(usize, u32, Instant)> {
+        let (index, mark) = (self.next as usize % GROUPS, 0x0b00_0000 + self.next);
+        self.next += 1;
+        let write = put(index, mark, Expected::Revision(self.revisions[index]))?;
+        let accepted = self.catalog.write(&change(vec![write]), None).await?;
+        self.revisions[index] = accepted.number;
+        Ok((index, mark, Instant::now()))
+    }
+
+    /// Waits until somebody leads and publishes what is written: what was there before comes by reference, without its marks.
+    async fn leads(&mut self) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < DEADLINE {
+            let (group, mark, _) = self.write_one().await?;
+            if let Ok(published) = tokio::time::timeout(Duration::from_secs(1), self.published(group, mark)).await {
+                published?;
+                return Ok(());
+            }
+        }
+        bail!("no controller publishes what is written")
+    }
+
+    async fn singles(&mut self) -> anyhow::Result<Histogram<u64>> {
+        let mut took = Histogram::new(3)?;
+        // The first ones warm up.
+        for round in 0..self.options.singles + 20 {
+            let (group, mark, committed) = self.write_one().await?;
+            let published = self.published(group, mark).await?;
+            if round >= 20 {
+                took.record(published.saturating_duration_since(committed).as_micros() as u64)?;
+            }
+        }
+        Ok(took)
+    }
+
+    /// Changes a second until the last is published, and until the last was written.
+    async fn burst(&mut self) -> anyhow::Result<(f64, f64)> {
+        let begun = Instant::now();
+        let per_writer = self.options.burst as usize / WRITERS;
+        let mut writers = Vec::new();
+        for writer in 0..WRITERS.min(GROUPS) {
+            let (catalog, mut revision, first) = (self.catalog.clone(), self.revisions[writer], self.next);
+            writers.push(tokio::spawn(async move {
+                for number in 0..per_writer as u32 {
+                    let write = put(writer, 0x0b00_0000 + first + number, Expected::Revision(revision))?;
+                    revision = catalog.write(&change(vec![write]), None).await?.number;
+                }
+                anyhow::Ok(revision)
+            }));
+        }
+        let last = 0x0b00_0000 + self.next + per_writer as u32 - 1;
+        self.next += per_writer as u32;
+        let mut open: std::collections::HashSet<usize> = (0..writers.len()).collect();
+        let mut published = begun;
+        while !open.is_empty() {
+            if let Seen::Mark(group, mark, at) = self.next_seen().await?
+                && mark == last
+            {
+                open.remove(&group);
+                published = published.max(at);
+            }
+        }
+        let count = (per_writer * writers.len()) as f64;
+        for (index, writer) in writers.into_iter().enumerate() {
+            self.revisions[index] = writer.await??;
+        }
+        let written = begun.elapsed().min(published - begun).as_secs_f64();
+        Ok((count / (published - begun).as_secs_f64(), written))
+    }
+
+    /// How long a change waits that is written right after the leader ends in this way.
+    async fn replaced(&mut self, crash: bool) -> anyhow::Result<Duration> {
+        // The standby must be ready, and the leader known by its own lead message.
+        tokio::time::sleep(Duration::from_millis(u64::from(self.options.lease_ms))).await;
+        while let Ok(seen) = self.seen.try_recv() {
+            if let Seen::Lead(lead) = seen {
+                self.leader = lead.leader;
+            }
+        }
+        let Some(at) = self.controllers.iter().position(|process| process.name == self.leader) else {
+            bail!("{} leads, which is none of ours", self.leader)
+        };
+        let mut old = self.controllers.remove(at);
+        let begun = Instant::now();
+        if crash {
+            old.kill()?
+        } else {
+            old.terminate()?
+        }
+        let (group, mark, _) = self.write_one().await?;
+        // A leader that lets go may publish one more before it does; what counts is the first by the other.
+        let mut published = self.published(group, mark).await?;
+        if !crash && self.leader == old.name {
+            loop {
+                if let Seen::Lead(lead) = self.next_seen().await?
+                    && lead.leader != old.name
+                {
+                    break;
+                }
+            }
+            let (group, mark, _) = self.write_one().await?;
+            published = self.published(group, mark).await?;
+        }
+        ensure!(self.leader != old.name, "{} still leads", old.name);
+        self.add_controller()?;
+        Ok(published - begun)
+    }
+}
+
+pub async fn run(options: &Options) -> anyhow::Result<Report> {
+    let server = bus::start_server().await?;
+    let named = connect::Options::new(&[server.url()], Role::Controller, &HostId::new("bench")?);
+    let (client, _events) = connect::connect(named).await?;
+    streams::ensure(&client, 1).await?;
+    let seen = observe(&server).await?;
+    let catalog = Catalog::new(client.clone());
+    let writes = (0..GROUPS).map(|index| put(index, 0x0a00_0000, Expected::Absent)).collect::<anyhow::Result<Vec<_>>>()?;
+    let revisions = catalog.write(&change(writes), None).await?.revisions;
+    let registry = Registry::new(client.clone());
+    for number in 0..options.hosts {
+        let host = fixture::host_id(number as usize)?;
+        let mut workload = Workload::new(format!("w{number}").parse()?, host.clone(), "net".parse()?);
+        workload.groups.insert(fixture::group_id(number as usize % GROUPS)?);
+        registry.register(&host, &[workload], Elsewhere::Refuse).await?;
+    }
+    let (controllers, leader) = (Vec::new(), String::new());
+    let mut bench = Bench { options, server: &server, catalog, seen, controllers, started: 0, leader, revisions, next: 0 };
+    bench.add_controller()?;
+    bench.add_controller()?;
+    bench.leads().await?;
+    say("single changes");
+    let took = bench.singles().await?;
+    say("the same messages without us");
+    let raw = raw_chain(&client, options.singles).await?;
+    say("changes as fast as the bus takes them");
+    let (changes_per_s, written_s) = bench.burst().await?;
+    let raw_per_s = raw_writes(&client, options.burst).await?;
+    let (mut takeovers, mut handovers) = (Vec::new(), Vec::new());
+    for round in 1..=options.rounds {
+        say(format_args!("taking over and handing over, round {round} of {}", options.rounds));
+        takeovers.push(bench.replaced(true).await?.as_secs_f64() * 1e3);
+        handovers.push(bench.replaced(false).await?.as_secs_f64() * 1e3);
+    }
+    let worst = |times: &[f64]| times.iter().copied().fold(0.0, f64::max);
+    let ms = |micros: u64| micros as f64 / 1e3;
+    Ok(Report::new("control")
+        .with("singles", u64::from(options.singles))
+        .with("burst", u64::from(options.burst))
+        .with("lease_ms", u64::from(options.lease_ms))
+        .with_goal("commit_to_publish_ms_p50", ms(took.value_at_quantile(0.5)), 3.0)
+        .with("commit_to_publish_ms_p99", ms(took.value_at_quantile(0.99)))
+        .with("raw_commit_to_publish_ms_p50", ms(raw.value_at_quantile(0.5)))
+        .with("raw_commit_to_publish_ms_p99", ms(raw.value_at_quantile(0.99)))
+        .with("changes_per_s", changes_per_s)
+        .with("burst_written_s", written_s)
+        .with("raw_writes_per_s", raw_per_s)
+        .with_goal("takeover_ms", worst(&takeovers), 2.0 * f64::from(options.lease_ms))
+        .with_goal("handover_ms", worst(&handovers), 300.0))
+}
+
+/// The bus alone: a document stored in a file, read by a consumer, its topic stored in memory and republished.
+async fn raw_chain(client: &async_nats::Client, rounds: u32) -> anyhow::Result<Histogram<u64>> {
+    let context = async_nats::jetstream::new(client.clone());
+    let file = async_nats::jetstream::stream::Config {
+        name: "RAWFILE".to_owned(),
+        subjects: vec!["raw.c.>".to_owned()],
+        max_messages_per_subject: streams::CATALOG_HISTORY,
+        ..Default::default()
+    };
+    let memory = async_nats::jetstream::stream::Config {
+        name: "RAWMEMORY".to_owned(),
+        subjects: vec!["raw.w.>".to_owned()],
+        storage: async_nats::jetstream::stream::StorageType::Memory,
+        max_messages_per_subject: 1,
+        republish: Some(async_nats::jetstream::stream::Republish {
+            source: "raw.w.>".to_owned(),
+            destination: "raw.t.>".to_owned(),
+            headers_only: false,
+        }),
+        ..Default::default()
+    };
+    let stream = context.create_stream(file).await?;
+    context.create_stream(memory).await?;
+    let config = pull::OrderedConfig { deliver_policy: DeliverPolicy::All, ..Default::default() };
+    let mut documents = stream.create_consumer(config).await?.messages().await?;
+    let publisher = context.clone();
+    let relay = tokio::spawn(async move {
+        while let Some(Ok(document)) = documents.next().await {
+            let Ok(sent) = publisher.publish("raw.w.topic", document.payload.clone()).await else { return };
+            if sent.await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut topics = client.subscribe("raw.t.topic").await?;
+    client.flush().await?;
+    let payload = Document::Group(Arc::new(group(0, 1)?)).encode();
+    let mut took = Histogram::new(3)?;
+    for round in 0..rounds + 20 {
+        context.publish(format!("raw.c.{}", round as usize % GROUPS), payload.clone().into()).await?.await?;
+        let committed = Instant::now();
+        topics.next().await.context("the topic is republished")?;
+        if round >= 20 {
+            took.record(committed.elapsed().as_micros() as u64)?;
+        }
+    }
+    relay.abort();
+    Ok(took)
+}
+
+/// How many documents a second the bus stores, with as many under way as in the burst.
+async fn raw_writes(client: &async_nats::Client, count: u32) -> anyhow::Result<f64> {
+    let context = async_nats::jetstream::new(client.clone());
+    let payload = bytes::Bytes::from(Document::Group(Arc::new(group(0, 1)?)).encode());
+    let begun = Instant::now();
+    let write = |number: u32| {
+        let (context, payload) = (context.clone(), payload.clone());
+        async move { anyhow::Ok(context.publish(format!("raw.c.{}", number as usize % GROUPS), payload).await?.await?) }
+    };
+    let mut acks = futures::stream::iter((0..count).map(write)).buffer_unordered(WRITERS);
+    while let Some(ack) = acks.next().await {
+        ack?;
+    }
+    Ok(f64::from(count) / begun.elapsed().as_secs_f64())
+}
