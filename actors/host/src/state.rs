@@ -16,6 +16,7 @@ use crate::config::WrittenAttachment;
 
 pub type Replica = HashMap<Topic, Document>;
 
+/// What it is, and in its last byte in which version: only this one is believed, what another version says is fetched anew.
 const MAGIC: &[u8; 8] = b"gcstate1";
 /// More than any host could hold.
 const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -41,6 +42,8 @@ pub enum StateError {
     Io(#[from] io::Error),
     #[error("it is damaged or not a state file ({0}): it is ignored, and written anew after the next commit")]
     Damaged(&'static str),
+    #[error("it is a state file of version {found:?}, this agent writes {ours:?}: it is ignored, and written anew after the next commit", ours = char::from(MAGIC[7]))]
+    Version { found: char },
 }
 
 impl State {
@@ -66,7 +69,13 @@ impl State {
 
     pub fn decode(bytes: &[u8]) -> Result<Self, StateError> {
         let damaged = StateError::Damaged;
-        let rest = bytes.strip_prefix(MAGIC).ok_or(damaged("no magic"))?;
+        let rest = match (bytes.strip_prefix(MAGIC), bytes.strip_prefix(&MAGIC[..7])) {
+            (Some(rest), _) => rest,
+            (None, Some([version, ..])) if version.is_ascii_graphic() => {
+                return Err(StateError::Version { found: char::from(*version) });
+            }
+            _ => return Err(damaged("no magic")),
+        };
         let (sum, body) = rest.split_first_chunk::<8>().ok_or(damaged("cut off"))?;
         if xxh3_64(body) != u64::from_be_bytes(*sum) {
             return Err(damaged("checksum"));
