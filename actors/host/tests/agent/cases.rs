@@ -111,6 +111,50 @@ fn e18_e25_a_refused_transaction_is_retried_not_acknowledged_and_told_with_its_r
     });
 }
 
+/// Of E 25: who waits for a change sees that a host does not enforce it because its operator said so, and why.
+#[test]
+fn e25_what_the_operator_orders_is_told_with_its_reason() {
+    with_world(|mut world| {
+        world.write(&[group(0, &[KEPT], &[]), place("w0", "h0", "10.7.0.2")]);
+        let mut acks = {
+            let (client, subject) = (world.client.clone(), subjects::ack(&HostId::new("h0").unwrap()));
+            world.runtime.block_on(async { client.subscribe(subject).await.unwrap() })
+        };
+        world.agent.start();
+        let rows = [
+            ("freeze", "frozen"),
+            ("lockdown", "lockdown"),
+            ("bypass", "bypassed"),
+            ("audit", "auditing"),
+            ("resume", "enforcing"),
+        ];
+        for (order, state) in rows {
+            world.agent.does(&[order, &format!("because of {order}")]);
+            let told = world.runtime.block_on(async {
+                loop {
+                    let message = tokio::time::timeout(DEADLINE, acks.next()).await.expect("an acknowledgement").unwrap();
+                    let told = Ack::decode(&message.payload).unwrap().state;
+                    if told.name() == state {
+                        return told;
+                    }
+                }
+            });
+            assert_eq!(told.reason(), if order == "resume" { String::new() } else { format!("because of {order}") });
+        }
+        // Kept over a restart, and told again by the next life.
+        world.agent.does(&["lockdown", "a fire"]);
+        let path = world.agent.folder.join("state");
+        let saved = || groupcast_host::state::State::read(&path).ok().flatten().is_some_and(|state| state.facts.mode.is_some());
+        eventually("it is on disk", saved);
+        world.agent.kill();
+        world.agent.start();
+        assert_eq!(
+            (world.agent.status()["mode"].as_str(), world.agent.status()["reason"].as_str()),
+            (Some("lockdown"), Some("a fire"))
+        );
+    });
+}
+
 /// E 19: what passes does not stop, what is refused does not pass, through every way to end an agent.
 #[test]
 fn e19_restarts_let_nothing_wrong_through_and_lose_nothing() {

@@ -239,6 +239,31 @@ fn the_socket_is_its_owners_alone_and_takes_anything_without_falling() {
     });
 }
 
+/// What the units grant is enough: with no other capability it enforces, repairs, zeroes marks and answers.
+#[test]
+fn the_capability_that_the_units_grant_is_enough() {
+    with_world(|mut world| {
+        let only = "-all,+net_admin";
+        let runner = ["setpriv", "--inh-caps", only, "--bounding-set", only, "--no-new-privs"];
+        world.agent.runner = runner.map(str::to_owned).to_vec();
+        world.agent.configure("owned_table = false");
+        started(&mut world);
+        let id = std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
+            let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
+            let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?;
+            let ours = line.contains(world.agent.folder.to_str()?) && line.contains("groupcast-agent");
+            ours.then(|| status.lines().find(|line| line.starts_with("CapEff:")).map(str::to_owned)).flatten()
+        });
+        assert_eq!(
+            id.as_deref().map(|line| line.trim_start_matches("CapEff:").trim()),
+            Some("0000000000001000"),
+            "CAP_NET_ADMIN alone"
+        );
+        run("nft", &["delete table inet gc"]);
+        eventually("it is repaired", || world.agent.number("repairs") > 0 && world.agent.holds("\"gcw0\" : goto p_"));
+    });
+}
+
 /// The units as the service manager reads them, with the agent itself replaced by something that is there.
 #[test]
 fn the_units_are_what_the_service_manager_understands() {

@@ -76,6 +76,8 @@ pub struct Agent {
     pub folder: PathBuf,
     process: Option<Child>,
     environment: Vec<(String, String)>,
+    /// What runs it, if not we ourselves.
+    pub runner: Vec<String>,
 }
 
 impl Agent {
@@ -85,7 +87,7 @@ impl Agent {
         let mut config = std::fs::File::create(folder.join("agent.toml")).unwrap();
         writeln!(config, "host = 'h0'\nservers = ['{servers}']\nclaims = ['gcw*']").unwrap();
         writeln!(config, "state = '{0}/state'\nsocket = '{0}/agent.sock'", folder.display()).unwrap();
-        Self { folder, process: None, environment: Vec::new() }
+        Self { folder, process: None, environment: Vec::new(), runner: Vec::new() }
     }
 
     /// Another line of `agent.toml`.
@@ -118,6 +120,11 @@ impl Agent {
     pub fn spawn(&mut self) {
         let log = std::fs::File::options().create(true).append(true).open(self.folder.join("log")).unwrap();
         let mut command = self.command(&["run"]);
+        if let [runner, arguments @ ..] = &self.runner[..] {
+            let agent = command;
+            command = Command::new(runner);
+            command.args(arguments).arg(agent.get_program()).args(agent.get_args());
+        }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         self.process = Some(command.stderr(log).stdout(Stdio::null()).spawn().unwrap());
     }
