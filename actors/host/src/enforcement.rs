@@ -253,7 +253,13 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
             return;
         }
         let stamp = self.keeper.engine().stamp().number();
-        let facts = Facts { host: self.host.to_string(), stamp, mode: self.mode.clone(), attachments: self.attachments() };
+        let facts = Facts {
+            host: self.host.to_string(),
+            stamp,
+            mark_mask: Some(self.configured.mark.mask()),
+            mode: self.mode.clone(),
+            attachments: self.attachments(),
+        };
         let state = State { facts, documents: self.keeper.in_force().clone() };
         // A disk that is busy gets the next one.
         self.unsaved = self.disk.try_send(Save(Box::new(state))).is_err();

@@ -33,7 +33,7 @@ pub enum MovedDocument {
     Replaced(Box<Document>),
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Counts {
     pub transactions: u64,
     pub operations: u64,
@@ -67,6 +67,8 @@ pub struct Known {
     pub documents: Replica,
     /// The last one that the disk knows.
     pub stamp: Option<Stamp>,
+    /// The last life wrote its stamps to other bits of marks than this one does.
+    pub bits_moved: bool,
     pub random: Stamp,
 }
 
@@ -106,18 +108,23 @@ impl<E: Holder> Keeper<E> {
         documents: Replica,
         enforcer: E,
     ) -> Result<Self, E::Error> {
-        Self::start_from(Known { host, settings, attachments, documents, stamp: None, random: stamp }, enforcer)
+        Self::start_from(
+            Known { host, settings, attachments, documents, stamp: None, bits_moved: false, random: stamp },
+            enforcer,
+        )
     }
 
     /// The same from what the disk knows.
     pub fn start_from(known: Known, mut enforcer: E) -> Result<Self, E::Error> {
-        let Known { host, settings, attachments, documents, stamp, random } = known;
+        let Known { host, settings, attachments, documents, stamp, bits_moved, random } = known;
         let held = enforcer.read()?;
         let adopted = held.is_some();
         let in_kernel = held.as_ref().and_then(|table| stamp::stamp_of(&settings, table));
         // The kernel knows best. The disk may be behind. Where nobody knows, it begins where nobody expects.
         let ahead = stamp.and_then(|stamp| Stamp::new(stamp.number() + STAMPS_BEHIND_MAX));
         let (begin, marks) = match (in_kernel, stamp, ahead) {
+            // The old table goes on writing what looks like any stamp until ours is there: it is taken away afterwards.
+            _ if bits_moved => (random, Marks::Behind),
             (Some(held), stamp, _) => (stamp.map_or(held, |stamp| stamp.max(held)), Marks::Known),
             (None, Some(_), Some(ahead)) => (ahead, Marks::Behind),
             (None, ..) => (random, Marks::Unknown),

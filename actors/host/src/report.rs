@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::config::WrittenAttachment;
+use crate::keeper::Counts;
 use crate::netlink::Foreign;
 
 /// What is in force, as whoever enforces knows it.
@@ -34,13 +35,8 @@ pub struct Enforced {
     pub last_error: Option<String>,
     /// What this kernel lacks.
     pub missing_features: Vec<String>,
-    pub transactions: u64,
-    pub operations: u64,
-    pub bumps: u64,
-    pub failures: u64,
-    pub repairs: u64,
-    /// Connections whose stamp was taken away.
-    pub unmarked: u64,
+    #[serde(flatten)]
+    pub counts: Counts,
 }
 
 /// What was heard, as the inbox knows it.
@@ -115,12 +111,12 @@ impl Enforced {
     /// In the text form of Prometheus. Modes and states are one series each, of which one is 1.
     pub fn metrics(&self, heard: &Heard) -> String {
         let mut text = metrics!(
-            ("transactions_total", "counter", "Kernel transactions committed.", self.transactions),
-            ("operations_total", "counter", "Operations in committed transactions.", self.operations),
-            ("stamp_bumps_total", "counter", "Times that every flow was made to be judged again.", self.bumps),
-            ("failures_total", "counter", "Transactions that the kernel refused.", self.failures),
-            ("repairs_total", "counter", "Times that our table was not what we had left there.", self.repairs),
-            ("unmarked_connections_total", "counter", "Connections whose stamp was taken away.", self.unmarked),
+            ("transactions_total", "counter", "Kernel transactions committed.", self.counts.transactions),
+            ("operations_total", "counter", "Operations in committed transactions.", self.counts.operations),
+            ("stamp_bumps_total", "counter", "Times that every flow was made to be judged again.", self.counts.bumps),
+            ("failures_total", "counter", "Transactions that the kernel refused.", self.counts.failures),
+            ("repairs_total", "counter", "Times that our table was not what we had left there.", self.counts.repairs),
+            ("unmarked_connections_total", "counter", "Connections whose stamp was taken away.", self.counts.unmarked),
             ("incidents_total", "counter", "What went wrong on the way here and was repaired.", heard.incidents),
             ("topics", "gauge", "Topics in force.", self.topics.len()),
             ("workloads", "gauge", "Workloads attached.", self.workloads.len()),

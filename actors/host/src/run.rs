@@ -61,6 +61,7 @@ where
         attachments,
         documents: state.documents.clone(),
         stamp: Stamp::new(state.facts.stamp),
+        bits_moved: state.facts.mark_mask.is_some_and(|mask| mask != config.settings.mark.mask()),
         random: Stamp::new(random).unwrap_or(Stamp::FIRST),
     };
     Ok(Keeper::start_from(known, enforcer)?)

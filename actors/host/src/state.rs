@@ -25,6 +25,9 @@ const FILE_BYTES_MAX: u64 = 1 << 30;
 pub struct Facts {
     pub host: String,
     pub stamp: u32,
+    /// The bits of marks that it is written to.
+    #[serde(default)]
+    pub mark_mask: Option<u32>,
     /// As the operator set it at run time, with the reason; the configuration's otherwise.
     pub mode: Option<(String, String)>,
     pub attachments: Vec<WrittenAttachment>,
@@ -147,7 +150,7 @@ mod tests {
                 documents.insert(topic.clone(), stage.document(&topic).cloned().unwrap_or_default());
             }
         }
-        let facts = Facts { host: "h0".into(), stamp: 9, mode: None, attachments: Vec::new() };
+        let facts = Facts { host: "h0".into(), stamp: 9, mark_mask: Some(0xff_ffff), mode: None, attachments: Vec::new() };
         State { facts, documents }
     }
 

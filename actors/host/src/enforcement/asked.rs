@@ -117,7 +117,6 @@ impl<E: Holder + Unpin + 'static> Handler<AskEnforced> for Enforcement<E> {
 
     fn handle(&mut self, _: AskEnforced, _: &mut Self::Context) -> Self::Result {
         let (mode, reason) = self.mode.clone().unwrap_or(("enforce".into(), String::new()));
-        let counts = self.keeper.counts;
         let since_1970 = |time: std::time::SystemTime| time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let mut topics: Vec<String> = self.keeper.in_force().keys().map(ToString::to_string).collect();
         topics.sort_unstable();
@@ -138,12 +137,7 @@ impl<E: Holder + Unpin + 'static> Handler<AskEnforced> for Enforcement<E> {
             refused: self.refused().into_values().collect(),
             last_error: self.last_error.clone(),
             missing_features: self.missing_features.clone(),
-            transactions: counts.transactions,
-            operations: counts.operations,
-            bumps: counts.bumps,
-            failures: counts.failures,
-            repairs: counts.repairs,
-            unmarked: counts.unmarked,
+            counts: self.keeper.counts,
         })
     }
 }

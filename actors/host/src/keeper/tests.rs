@@ -146,20 +146,29 @@ fn stamps_that_connections_may_carry_from_another_policy_are_zeroed_first() {
     assert_eq!(unknown.enforcer.zeroed, [(None, vec![])]);
     assert_eq!(unknown.counts.unmarked, 1);
     // The disk knows, but may be behind: at once in force under a stamp beyond, and what is left of others goes afterwards.
-    let from_disk = |stamp: u32, model: Moody| {
+    let from_disk = |stamp: u32, bits_moved: bool, model: Moody| {
         let (stamp, random) = (Stamp::new(stamp), Stamp::new(77).unwrap());
         let (host, attachments) = (trial::host(), trial::attachments());
-        Keeper::start_from(Known { host, settings: settings(), attachments, documents: Replica::new(), stamp, random }, model)
+        let known = Known { host, settings: settings(), attachments, documents: Replica::new(), stamp, bits_moved, random };
+        Keeper::start_from(known, model)
     };
-    let mut behind = from_disk(5, Moody::default()).unwrap();
+    let mut behind = from_disk(5, false, Moody::default()).unwrap();
     behind.settle().unwrap();
     let (bits, stamp) = (settings().mark, behind.engine().stamp());
     assert_eq!(stamp.number(), 5 + STAMPS_BEHIND_MAX + 1);
     assert_eq!(behind.enforcer.zeroed, [(Some(stamp), vec![bits.judged(stamp), bits.half_judged(stamp)])]);
     // So far behind that there is none beyond: as if nobody knew.
-    let mut last = from_disk(Stamp::MAX.number(), Moody::default()).unwrap();
+    let mut last = from_disk(Stamp::MAX.number(), false, Moody::default()).unwrap();
     last.settle().unwrap();
     assert_eq!((last.engine().stamp().number(), &last.enforcer.zeroed[..]), (78, &[(None, vec![])][..]));
+    // Other bits than in the last life: what they carry now means nothing, and goes.
+    let mut moved = from_disk(5, true, Moody::default()).unwrap();
+    moved.settle().unwrap();
+    let stamp = moved.engine().stamp();
+    assert_eq!(
+        (stamp.number(), &moved.enforcer.zeroed[..]),
+        (78, &[(Some(stamp), vec![bits.judged(stamp), bits.half_judged(stamp)])][..])
+    );
     // The kernel knows: nothing.
     let model = Moody { model: ModelKernel::new(behind.enforcer.model.table.clone()), ..Moody::default() };
     let mut known = keeper(model);

@@ -12,6 +12,7 @@ use super::wire::{Attributes, Writer};
 const GET_CHAIN: u16 = SUBSYSTEM | 4;
 const GET_RULE: u16 = SUBSYSTEM | 7;
 const GET_FLOWTABLE: u16 = SUBSYSTEM | 23;
+const CT_MARK: u32 = 3;
 
 /// Sentences printed of each kind; a host may have thousands of such rules, and the first few say what to look at.
 pub const FOREIGN_PRINTED_MAX: usize = 50;
@@ -105,12 +106,11 @@ impl Seen {
                     let bits = value(4).zip(value(5)).map_or(u32::MAX, |(mask, xor)| !mask | xor);
                     registers.extend(data.u32(2).map(|register| (register, bits)));
                 }
-                "ct" => match (data.u32(2), data.u32(4)) {
-                    (Some(3), Some(register)) => {
+                "ct" => {
+                    if let (Some(CT_MARK), Some(register)) = (data.u32(2), data.u32(4)) {
                         *self.marks.entry(place.clone()).or_default() |= registers.get(&register).copied().unwrap_or(u32::MAX);
                     }
-                    _ => {}
-                },
+                }
                 "target" => self.compat(&place, data),
                 _ => {}
             }

@@ -137,7 +137,8 @@ fn removals_and_denies_count_and_additions_wait() {
     let named = |rules: &[&str]| bound(group("g", rules, &[]));
     // A deny that comes, over an address; over a group; over one whose members are not here yet; and with it an allow elsewhere.
     let remotes = ["10.1.0.1", "10.1.0.9"];
-    let rows: [(&[Event], &[&str], Option<[bool; 2]>); 6] = [
+    type Row<'r> = (&'r [Event], &'r [&'r str], Option<[bool; 2]>);
+    let rows: [Row; 6] = [
         (&[named(&[any, "deny ingress any from 10.1.0.1/32"])], &[], Some([false, true])),
         (&[named(&[any, "deny ingress any from group:m"])], &[], Some([false, true])),
         (&[named(&[any, "deny ingress any from group:m"])], &["members.m"], Some([false, false])),

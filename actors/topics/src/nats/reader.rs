@@ -24,14 +24,16 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Called with every commit, in order. True: it is in force now; false: [`ReaderHandle::enforced`] will say so.
 pub type OnCommit = Box<dyn FnMut(&Reader, &Commit) -> bool + Send>;
 
+/// Called with the token and the payload of an answer to a request that was not the reader's.
+pub type OnAnswer = Box<dyn FnMut(&str, &[u8]) + Send>;
+
 /// What whoever runs a reader wants to be told.
 pub struct Hooks {
     pub commit: OnCommit,
     /// A change is overdue: [`Reader::held_back`] has it.
     pub overdue: Box<dyn FnMut(&Reader) + Send>,
     pub incident: Box<dyn FnMut(&Incident) + Send>,
-    /// An answer to a request that was not the reader's: its token and payload.
-    pub answer: Box<dyn FnMut(&str, &[u8]) + Send>,
+    pub answer: OnAnswer,
 }
 
 impl From<OnCommit> for Hooks {
