@@ -38,6 +38,11 @@ use orders::{Order, What, step};
 #[rtype(result = "()")]
 pub struct Wake;
 
+/// What is in force is to be on disk; answered when it is.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Keep;
+
 /// How far it is: only the newest matters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
@@ -54,6 +59,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 /// How long connections that are met in the middle are judged like new ones, after a first load.
 const ADOPTION: Duration = Duration::from_secs(60);
+/// How long a table that is not what the disk says waits for the bus.
+const SYNC_WAIT: Duration = Duration::from_secs(5);
 /// How far the disk may be behind.
 const SAVE_EVERY: Duration = Duration::from_secs(2);
 /// How often it looks whether somebody touched our table or moved an interface.
@@ -232,6 +239,14 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
         }
     }
 
+    /// The bus was not heard in time: what the disk knows counts.
+    fn settle_by_disk(&mut self, context: &mut Context<Self>) {
+        if self.keeper.is_cached() && !self.keeper.is_frozen() {
+            let outcome = self.counted(Keeper::settle);
+            let _ = self.after(outcome, context);
+        }
+    }
+
     fn end_adoption(&mut self, context: &mut Context<Self>) {
         self.configured.adopting = false;
         self.order_mode();
@@ -249,9 +264,14 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
     }
 
     fn save(&mut self) {
-        if !self.unsaved {
-            return;
+        // While the kernel knows more than we do, the disk must not say that it knows as much.
+        if self.unsaved && !self.keeper.is_stale() {
+            // A disk that is busy gets the next one.
+            self.unsaved = self.disk.try_send(Save(Box::new(self.state()))).is_err();
         }
+    }
+
+    fn state(&self) -> State {
         let stamp = self.keeper.engine().stamp().number();
         let facts = Facts {
             host: self.host.to_string(),
@@ -260,9 +280,7 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
             mode: self.mode.clone(),
             attachments: self.attachments(),
         };
-        let state = State { facts, documents: self.keeper.in_force().clone() };
-        // A disk that is busy gets the next one.
-        self.unsaved = self.disk.try_send(Save(Box::new(state))).is_err();
+        State { facts, documents: self.keeper.in_force().clone() }
     }
 }
 
@@ -278,13 +296,17 @@ impl<E: Holder + Unpin + 'static> Actor for Enforcement<E> {
         }
         self.look_at_links();
         let (settings, frozen) = settings_of(&self.configured, self.mode.as_ref().map(|(mode, _)| mode.as_str()));
-        // A table that is there is what was frozen.
-        if !(frozen && self.keeper.is_adopted()) {
-            self.orders.push(Order { what: What::Mode(settings, false), waiter: None });
-        }
-        if frozen {
-            self.order_mode();
-        }
+        self.keeper.want_settings(settings);
+        // The disk may be behind what is in the kernel: the bus is given a while to say what is missing before anything of it is
+        // taken away. A table that was frozen is as it was frozen.
+        let outcome = if self.keeper.is_adopted() && (frozen || !self.keeper.agrees()) {
+            context.run_later(SYNC_WAIT, Self::settle_by_disk);
+            self.keeper.take_over()
+        } else {
+            self.counted(Keeper::settle)
+        };
+        self.keeper.want_frozen(frozen);
+        let _ = self.after(outcome, context);
         self.turn(context);
         context.run_interval(SAVE_EVERY, |actor, _| actor.save());
         context.run_interval(LOOK_EVERY, Self::look);
@@ -296,5 +318,21 @@ impl<E: Holder + Unpin + 'static> Handler<Wake> for Enforcement<E> {
 
     fn handle(&mut self, _: Wake, context: &mut Self::Context) {
         self.turn(context);
+    }
+}
+
+impl<E: Holder + Unpin + 'static> Handler<Keep> for Enforcement<E> {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, _: Keep, _: &mut Self::Context) -> Self::Result {
+        let wanted = self.unsaved && !self.keeper.is_stale();
+        let saved = wanted.then(|| self.disk.send(Save(Box::new(self.state()))));
+        Box::pin(async move {
+            if let Some(saved) = saved
+                && let Err(error) = saved.await
+            {
+                tracing::warn!(%error, "the last good state is not saved");
+            }
+        })
     }
 }

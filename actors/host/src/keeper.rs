@@ -1,20 +1,24 @@
 //! Keeps the kernel as it should be: the documents at hand, the engine, and whatever enforces. Plain: the actor around it moves messages
 //! and waits.
 
+mod begin;
+
 use std::collections::HashMap;
 
 use groupcast_enforce::engine::{Engine, Plan};
 use groupcast_enforce::ruleset::Refusal;
-use groupcast_enforce::settings::{Attached, Attachments, Settings, Stamp};
-use groupcast_enforce::stamp;
+use groupcast_enforce::settings::{Attached, Mode, Settings};
 use groupcast_enforce::table::Table;
 use groupcast_policy::doc::{Document, Edit};
-use groupcast_policy::ids::{HostId, WorkloadId};
+use groupcast_policy::ids::WorkloadId;
 use groupcast_policy::needs::Documents;
 use groupcast_policy::topic::Topic;
 
 use crate::holder::Holder;
 use crate::state::Replica;
+use begin::Marks;
+
+pub use begin::{Known, STAMPS_BEHIND_MAX};
 
 /// One commit of the inbox, with the contents of documents that were replaced.
 #[derive(Debug, Clone)]
@@ -45,33 +49,6 @@ pub struct Counts {
     pub unmarked: u64,
 }
 
-/// What is known about the stamps that connections may carry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Marks {
-    /// None is ahead of ours.
-    Known,
-    /// Only the disk knows ours, and it may be behind by a few.
-    Behind,
-    /// Any.
-    Unknown,
-}
-
-/// The disk is behind by fewer stamps than this: by what is bumped while it is being written.
-pub const STAMPS_BEHIND_MAX: u32 = 1_000;
-
-/// What is known before the enforcer is asked.
-pub struct Known {
-    pub host: HostId,
-    pub settings: Settings,
-    pub attachments: Attachments,
-    pub documents: Replica,
-    /// The last one that the disk knows.
-    pub stamp: Option<Stamp>,
-    /// The last life wrote its stamps to other bits of marks than this one does.
-    pub bits_moved: bool,
-    pub random: Stamp,
-}
-
 pub struct Keeper<E> {
     engine: Engine,
     enforcer: E,
@@ -83,6 +60,9 @@ pub struct Keeper<E> {
     shown: Option<Replica>,
     frozen: bool,
     adopted: bool,
+    /// The kernel's table carries a later stamp than the disk knows, so something was taken away that the disk still gives: until the
+    /// bus is heard the table stays as it is.
+    stale: bool,
     /// What was adopted is nobody else's to touch. Until then it is an orphan.
     taken_over: bool,
     marks: Marks,
@@ -99,59 +79,28 @@ impl Documents for Held<'_> {
 }
 
 impl<E: Holder> Keeper<E> {
-    /// Takes over the table that the enforcer holds, if it does. `stamp` is where stamps begin if it does not.
-    pub fn start(
-        host: HostId,
-        settings: Settings,
-        attachments: Attachments,
-        stamp: Stamp,
-        documents: Replica,
-        enforcer: E,
-    ) -> Result<Self, E::Error> {
-        Self::start_from(
-            Known { host, settings, attachments, documents, stamp: None, bits_moved: false, random: stamp },
-            enforcer,
-        )
-    }
-
-    /// The same from what the disk knows.
-    pub fn start_from(known: Known, mut enforcer: E) -> Result<Self, E::Error> {
-        let Known { host, settings, attachments, documents, stamp, bits_moved, random } = known;
-        let held = enforcer.read()?;
-        let adopted = held.is_some();
-        let in_kernel = held.as_ref().and_then(|table| stamp::stamp_of(&settings, table));
-        // The kernel knows best. The disk may be behind. Where nobody knows, it begins where nobody expects.
-        let ahead = stamp.and_then(|stamp| Stamp::new(stamp.number() + STAMPS_BEHIND_MAX));
-        let (begin, marks) = match (in_kernel, stamp, ahead) {
-            // The old table goes on writing what looks like any stamp until ours is there: it is taken away afterwards.
-            _ if bits_moved => (random, Marks::Behind),
-            (Some(held), stamp, _) => (stamp.map_or(held, |stamp| stamp.max(held)), Marks::Known),
-            (None, Some(_), Some(ahead)) => (ahead, Marks::Behind),
-            (None, ..) => (random, Marks::Unknown),
-        };
-        let engine = match held {
-            Some(table) => Engine::adopt(host, settings, attachments, begin, table),
-            None => Engine::new(host, settings, attachments, begin),
-        };
-        let counts = Counts::default();
-        Ok(Self {
-            engine,
-            enforcer,
-            documents,
-            cached: true,
-            shown: None,
-            frozen: false,
-            adopted,
-            taken_over: false,
-            marks,
-            counts,
-        })
-    }
-
     /// Makes everything as it should be by what is known. Also the way to try again after a failure.
     pub fn settle(&mut self) -> Result<(), E::Error> {
+        // Closing everything, or opening it by order, needs no documents.
+        if self.stale && matches!(self.engine.settings().mode, Mode::Enforce | Mode::Audit) {
+            return self.take_over();
+        }
         let plan = self.engine.compare(&Held(self.in_force()));
         self.take(plan)
+    }
+
+    /// Whether what is known leads to the table that is there.
+    pub fn agrees(&self) -> bool {
+        self.engine.compare(&Held(self.in_force())).transaction.is_empty()
+    }
+
+    /// A table that was there is ours from now on, as it is.
+    pub fn take_over(&mut self) -> Result<(), E::Error> {
+        if self.adopted && !self.taken_over {
+            self.enforcer.take_over()?;
+            self.taken_over = true;
+        }
+        Ok(())
     }
 
     /// The documents by which the kernel is told.
@@ -162,7 +111,7 @@ impl<E: Holder> Keeper<E> {
     /// All commits that came out of one event, together.
     pub fn moved(&mut self, commits: &[Moved]) -> Result<(), E::Error> {
         let (edits, whole) = self.hear(commits);
-        if self.frozen {
+        if self.frozen || self.stale {
             return Ok(());
         }
         let held = Held(self.in_force());
@@ -180,6 +129,7 @@ impl<E: Holder> Keeper<E> {
         if !self.frozen {
             self.shown = None;
         }
+        self.stale = false;
         if self.cached {
             self.documents = HashMap::new();
             self.cached = false;
@@ -281,16 +231,15 @@ impl<E: Holder> Keeper<E> {
         }
         self.engine.set_actual(found);
         self.counts.repairs += 1;
+        // It knows no more than the disk any longer.
+        self.stale = false;
         self.settle()?;
         Ok(true)
     }
 
     fn take(&mut self, plan: Plan) -> Result<(), E::Error> {
         if plan.transaction.is_empty() {
-            if self.adopted && !self.taken_over {
-                self.enforcer.take_over()?;
-                self.taken_over = true;
-            }
+            self.take_over()?;
             self.engine.committed(plan);
             return Ok(());
         }
@@ -357,6 +306,16 @@ impl<E: Holder> Keeper<E> {
     /// Whether it began with a table that was there.
     pub fn is_adopted(&self) -> bool {
         self.adopted
+    }
+
+    /// Whether nothing was heard from the bus yet.
+    pub fn is_cached(&self) -> bool {
+        self.cached
+    }
+
+    /// Whether the kernel's table stays as it is until the bus is heard.
+    pub fn is_stale(&self) -> bool {
+        self.stale
     }
 
     pub fn is_frozen(&self) -> bool {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use actix::prelude::*;
 use groupcast_enforce::settings::Stamp;
@@ -11,7 +12,7 @@ use tokio::sync::watch;
 use crate::api::{self, Doors};
 use crate::config::Config;
 use crate::disk::Disk;
-use crate::enforcement::{AskEnforced, Enforcement, Parts, Progress, Wake};
+use crate::enforcement::{AskEnforced, Enforcement, Keep, Parts, Progress, Wake};
 use crate::holder::Holder;
 use crate::host;
 use crate::http::{self, Pages};
@@ -21,6 +22,9 @@ use crate::mode::settings_of;
 use crate::netlink::{Kernel, Links};
 use crate::notify::Manager;
 use crate::state::State;
+
+/// The agent does not end before what is in force is on disk, but does not wait for a broken one.
+const KEEP_WITHIN: Duration = Duration::from_secs(5);
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -160,17 +164,21 @@ pub async fn run(config: Config) -> Result<(), Failure> {
         foreign: enforcement.clone().recipient(),
         ruleset: enforcement.clone().recipient(),
         counters: enforcement.clone().recipient(),
-        explanation: enforcement.recipient(),
+        explanation: enforcement.clone().recipient(),
         progress: told,
         inbox,
         boot: host::random()?,
     };
+    let keep = enforcement.recipient::<Keep>();
     manager.ready(config.host.as_str());
     tokio::select! {
         () = api::serve(listener, doors) => {}
         () = ended() => tracing::info!("ends; the ruleset stays in force"),
     }
     manager.stopping();
+    if tokio::time::timeout(KEEP_WITHIN, keep.send(Keep)).await.is_err() {
+        tracing::warn!("the disk takes too long: the last good state may be a little behind");
+    }
     remove_socket(&config.socket);
     Ok(())
 }

@@ -51,6 +51,8 @@ pub struct AskExplanation {
 
 // ---- answers
 
+const STALE: &str = "the kernel holds a later policy than the disk, and keeps it until the bus is heard";
+
 impl<E: Holder + Unpin + 'static> Enforcement<E> {
     /// Workloads that are not enforced, and why.
     fn refused(&self) -> BTreeMap<WorkloadId, String> {
@@ -70,6 +72,9 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
         if let Some(error) = &self.last_error {
             found.push(format!("the kernel refuses what is newest: {error}"));
         }
+        if self.keeper.is_stale() {
+            found.push(STALE.into());
+        }
         if self.overdue {
             found.push("only the safe part of the newest change is in force: topics it names have not arrived".into());
         }
@@ -82,6 +87,9 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
         }
         if let Some(error) = &self.last_error {
             return Standing::Waiting(format!("the kernel refuses it: {error}"));
+        }
+        if self.keeper.is_stale() {
+            return Standing::Waiting(format!("{STALE}: workload {workload} is as it was before"));
         }
         let documents = self.keeper.in_force();
         let Some(Content::Host(placements)) = documents.get(&Topic::Host(self.host.clone())).and_then(|d| d.content()) else {

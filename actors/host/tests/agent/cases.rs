@@ -187,6 +187,37 @@ fn e19_restarts_let_nothing_wrong_through_and_lose_nothing() {
     });
 }
 
+/// Killed before the disk knew that something was taken away, and started again without the bus: what was taken away does not come back.
+/// Ended in peace, the disk knows everything.
+#[test]
+fn e19_what_was_revoked_just_before_the_end_stays_revoked() {
+    with_world(|mut world| {
+        let guest = with_guest(&mut world);
+        let socket = guest.socket();
+        let path = world.agent.folder.join("state");
+        let on_disk = |text: &str| {
+            let state = groupcast_host::state::State::read(&path).ok().flatten();
+            state.is_some_and(|state| state.documents.values().any(|document| format!("{document:?}").contains(text)))
+        };
+        eventually("the state is on disk", || on_disk("5301"));
+        let old = std::fs::read(&path).unwrap();
+        world.enforce(&[group(0, &[KEPT], &[])]);
+        world.agent.stop();
+        assert!(!on_disk("5301"), "ended in peace, and the disk is behind");
+        std::fs::write(&path, &old).unwrap();
+        world.end_bus();
+        world.agent.start();
+        for _ in 0..5 {
+            assert_eq!(guest.reaches(&socket, &[5301, 5302, 5399]), [5399]);
+        }
+        let added = world.agent.ask(&["workload", "add", "w0", "--interface", "gcw0", "--within", "100ms"]);
+        assert_eq!(added.status.code(), Some(5));
+        assert!(words(&added).contains("keeps it until the bus is heard"), "{}", words(&added));
+        assert_eq!(guest.reaches(&socket, &[5301, 5302, 5399]), [5399]);
+        assert_eq!(world.agent.number("transactions"), 0);
+    });
+}
+
 #[test]
 fn e22_a_revoked_flow_stops_although_it_is_established() {
     with_world(|mut world| {
