@@ -163,6 +163,12 @@ impl World {
         started.await.expect("the controller starts")
     }
 
+    /// Publishes what a world begins with, written down as CATALOG would have it.
+    pub async fn publish(&self, node: &NodeHandle, edits: Vec<(Topic, Edit)>) {
+        self.written.write(&edits);
+        publish(node, 1, edits).await.expect("the leader leads");
+    }
+
     /// A controller that serves but never leads.
     pub async fn service(&mut self, server: usize, name: &str) -> NodeHandle {
         self.node_with(server, name, false).await
