@@ -36,13 +36,13 @@ pub struct Options {
     /// Topics each host needs: its own, the global scope, and rules and members of groups.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(4..=1_000))]
     topics: u32,
+    /// Groups in the installation, each with rules and members; neighbouring hosts use the same ones.
+    #[arg(long, default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(500..=50_000))]
+    groups: u32,
     /// Rounds of each kind; the median counts.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: u32,
 }
-
-/// Groups in the installation for each one that a host uses.
-const GROUPS_PER_USED: usize = 5;
 
 /// Addresses that make a members topic, and rules that make a rules topic, of about 600 bytes.
 const MEMBERS_PER_GROUP: usize = 40;
@@ -64,7 +64,7 @@ impl Installation {
     fn new(options: &Options) -> anyhow::Result<Self> {
         let used = (options.topics as usize - 2) / 2;
         let mut random = Random::new(1);
-        let groups: Vec<GroupId> = (0..used * GROUPS_PER_USED).map(fixture::group_id).collect::<anyhow::Result<_>>()?;
+        let groups: Vec<GroupId> = (0..options.groups as usize).map(fixture::group_id).collect::<anyhow::Result<_>>()?;
         let mut documents = vec![fixture::global_scope()];
         for group in &groups {
             let mut rules = vec![fixture::rule(&format!("ingress tcp 443 from group:{group}"))?];
