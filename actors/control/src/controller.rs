@@ -23,6 +23,7 @@ use crate::actors::registrar::Registrar;
 use crate::actors::{Ping, RETRY_PAUSE};
 use crate::log::Log;
 use crate::mirror::Origin;
+use crate::names;
 use crate::progress::Progress;
 use crate::stage::View;
 
@@ -132,8 +133,8 @@ impl Controller {
             Arc::new(spawn_node(topics, topics_events, node_settings, replicas, seed(), compile))
         };
         let convergence = {
-            let (client, runtime) = (topics.clone(), runtime.clone());
-            Supervisor::start(move |_| ConvergenceActor::new(client, clock, runtime))
+            let node = node.clone();
+            Supervisor::start(move |_| ConvergenceActor::new(node))
         };
         let fanout = {
             let node = node.clone();
@@ -149,9 +150,7 @@ impl Controller {
             documents: leadership.clone().recipient(),
             publish: fanout.clone().recipient(),
             published: convergence.clone().recipient(),
-            began: convergence.clone().recipient(),
-            left: convergence.clone().recipient(),
-            unfollowed: convergence.clone().recipient(),
+            touched_nothing: convergence.clone().recipient(),
         };
         compiler.send(Meet(neighbours)).await.map_err(|_| Error::Dead("compiler"))?;
         let followers = [Origin::Catalog, Origin::Registry].map(|origin| {
@@ -167,13 +166,14 @@ impl Controller {
         let node = self.leadership.send(LookAtNode).await.map_err(|_| Error::Dead("leadership"))?;
         let node = node.ok_or(Error::Dead("topics"))?;
         let convergence = self.convergence.send(LookAtConvergence).await.map_err(|_| Error::Dead("convergence"))?;
+        let convergence = convergence.ok_or(Error::Dead("topics"))?;
         for (client, name) in self.clients.iter().zip(["topics", "follow"]) {
             let counted = client.statistics();
             let (sent, received) = (counted.out_bytes.load(Relaxed), counted.in_bytes.load(Relaxed));
-            metrics::counter!("groupcast_bus_sent_bytes_total", "connection" => name).absolute(sent);
-            metrics::counter!("groupcast_bus_received_bytes_total", "connection" => name).absolute(received);
+            metrics::counter!(names::BUS_SENT_BYTES, "connection" => name).absolute(sent);
+            metrics::counter!(names::BUS_RECEIVED_BYTES, "connection" => name).absolute(received);
         }
-        metrics::gauge!("groupcast_published_topics").set(node.topics as f64);
+        metrics::gauge!(names::PUBLISHED_TOPICS).set(node.topics as f64);
         Ok(Status { compiler, node, convergence })
     }
 
@@ -198,7 +198,7 @@ impl Controller {
         Ok(())
     }
 
-    /// How far a change is, as far as this controller knows: the one that published it does.
+    /// How far a change is, as far as this controller knows: whoever followed when it was published does.
     pub async fn progress(&self, change: u64) -> Result<Option<Progress>, Error> {
         self.convergence.send(AskProgress(change)).await.map_err(|_| Error::Dead("convergence"))
     }

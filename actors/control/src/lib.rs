@@ -5,8 +5,10 @@
 //! - [`assemble`]: whole changes out of a stream's messages
 //! - [`mirror`]: what the streams say, as events for the compiler; the last good version of what cannot be read
 //! - [`compiled`], [`outbox`], [`stage`]: compiling, comparing, merging what waits
-//! - [`progress`]: which hosts have which change in force
+//! - [`progress`]: which hosts have which change in force, kept by `groupcast-topics`
 //! - [`admit`]: what a host may register
+//!
+//! - [`names`]: the names of all metrics
 //!
 //! On the bus: [`log`], a stream read from its leader and written by compare-and-swap; [`catalog`] and [`registry`], the clients that
 //! write; [`export`], everything as a file and back; [`actors`], one file each; [`controller`], all of them together.
@@ -22,6 +24,7 @@ pub mod document;
 pub mod export;
 pub mod log;
 pub mod mirror;
+pub mod names;
 pub mod outbox;
 pub mod progress;
 pub mod registry;
