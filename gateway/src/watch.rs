@@ -139,7 +139,8 @@ async fn status(Extract(state): Extract<State>) -> Result<Json<Value>, Problem> 
 }
 
 fn shown(progress: &Progress) -> Value {
-    let behind = progress.behind.iter().map(|(host, why)| json!({ "host": host.as_str(), "why": why.name(), "reason": why.reason() }));
+    let behind =
+        progress.behind.iter().map(|(host, why)| json!({ "host": host.as_str(), "why": why.name(), "reason": why.reason() }));
     let summary = &progress.summary;
     json!({
         "change": progress.change,

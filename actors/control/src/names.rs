@@ -84,6 +84,11 @@ pub fn describe() {
     }
 }
 
+/// A change's number in a span: collectors of traces know signed numbers, and anything else would become text.
+pub(crate) fn traced(change: impl Into<Option<u64>>) -> Option<i64> {
+    change.into().and_then(|change| i64::try_from(change).ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

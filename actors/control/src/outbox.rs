@@ -49,12 +49,7 @@ impl Parcel {
         if self.edits.is_empty() {
             return None;
         }
-        let second = Parcel {
-            edits: rest,
-            marks: std::mem::take(&mut self.marks),
-            torn: true,
-            ..self
-        };
+        let second = Parcel { edits: rest, marks: std::mem::take(&mut self.marks), torn: true, ..self };
         Some((Parcel { edits: self.edits, torn: true, ..Parcel::default() }, second))
     }
 }

@@ -5,6 +5,7 @@ mod gate;
 mod host;
 mod make;
 mod marked;
+mod otlp;
 mod process;
 mod protocol;
 mod tap;
@@ -28,6 +29,7 @@ pub use gate::{Gate, Moment, Step};
 pub use host::Host;
 pub use make::{address, group, shown_mark, workload};
 pub use marked::{GROUPS, Witness, marked, plane_with_hosts};
+pub use otlp::{Collector, Span};
 pub use process::{Controller, run};
 pub use tap::Tap;
 
@@ -53,7 +55,16 @@ impl Plane {
         let bus = World::one().await;
         let client = bus.observer("writer").await;
         let (catalog, registry) = (Catalog::new(client.clone()), Registry::new(client));
-        let mut plane = Self { bus, lease, controllers: Vec::new(), catalog, registry, model: Model::default(), gates: BTreeMap::new(), started: 0 };
+        let mut plane = Self {
+            bus,
+            lease,
+            controllers: Vec::new(),
+            catalog,
+            registry,
+            model: Model::default(),
+            gates: BTreeMap::new(),
+            started: 0,
+        };
         for _ in 0..controllers {
             plane.add_controller();
         }
@@ -65,16 +76,21 @@ impl Plane {
     }
 
     pub fn add_controller(&mut self) {
+        self.add_controller_with(&[]);
+    }
+
+    /// One with more on its command line.
+    pub fn add_controller_with(&mut self, more: &[&str]) {
         self.started += 1;
         let name = format!("c{}", self.started);
-        self.controllers.push(Controller::start(&self.url(), &name, self.lease));
+        self.controllers.push(Controller::start(&self.url(), &name, self.lease, more));
     }
 
     /// One whose messages pass a gate.
     pub async fn add_gated_controller(&mut self) {
         self.started += 1;
         let (name, gate) = (format!("c{}", self.started), Gate::to(&self.url()).await);
-        self.controllers.push(Controller::start(&gate.url(), &name, self.lease));
+        self.controllers.push(Controller::start(&gate.url(), &name, self.lease, &[]));
         self.gates.insert(name, gate);
     }
 

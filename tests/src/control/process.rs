@@ -45,7 +45,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    pub fn start(url: &str, name: &str, lease: Duration) -> Self {
+    pub fn start(url: &str, name: &str, lease: Duration, more: &[&str]) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let log = std::env::temp_dir().join(format!("groupcast-test-{}-{number}-{name}.log", std::process::id()));
@@ -53,6 +53,7 @@ impl Controller {
         let child = Command::new(binary())
             .args(["controller", "--server", url, "--name", name, "--listen", "127.0.0.1:0"])
             .args(["--lease", &format!("{}ms", lease.as_millis()), "--reconnect-delay-max", "200ms"])
+            .args(more)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(stderr)

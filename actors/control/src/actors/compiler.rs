@@ -81,7 +81,16 @@ pub struct Meet(pub Neighbours);
 
 impl CompilerActor {
     pub fn new(clock: Instant) -> Self {
-        Self { stage: Stage::default(), neighbours: None, waiting: HashMap::new(), wants: HashMap::new(), next_want: 0, clock, traces: BTreeMap::new(), leading: false }
+        Self {
+            stage: Stage::default(),
+            neighbours: None,
+            waiting: HashMap::new(),
+            wants: HashMap::new(),
+            next_want: 0,
+            clock,
+            traces: BTreeMap::new(),
+            leading: false,
+        }
     }
 
     fn step(&mut self, event: Event, context: &mut Context<Self>) {
@@ -243,7 +252,7 @@ impl Handler<Arrived> for CompilerActor {
         let (taken, wait) = oneshot::channel();
         self.waiting.insert(origin, taken);
         let (stream, change) = (origin.as_str(), arrival.ends.last().copied());
-        let span = tracing::debug_span!(parent: &trace, "compile", stream, through = arrival.through, change);
+        let span = tracing::debug_span!(parent: &trace, "compile", stream, change = names::traced(change));
         let _entered = span.enter();
         if let Some(change) = change.filter(|_| origin == Origin::Catalog && self.leading) {
             self.traces.insert(change, trace);

@@ -161,7 +161,7 @@ impl Handler<Published> for ConvergenceActor {
     type Result = ResponseFuture<()>;
 
     fn handle(&mut self, Published { change, torn, trace }: Published, _: &mut Self::Context) -> Self::Result {
-        let enforce = tracing::debug_span!(parent: &trace, "enforce", change);
+        let enforce = tracing::debug_span!(parent: &trace, "enforce", change = names::traced(change));
         self.traces.insert(change, (trace, enforce));
         while self.traces.len() > BATCHES_MAX {
             self.traces.pop_first();

@@ -49,7 +49,7 @@ impl Handler<Publish> for Fanout {
     fn handle(&mut self, publish: Publish, _: &mut Self::Context) -> Self::Result {
         let (node, topics) = (self.node.clone(), publish.proposal.edits.len());
         let change = publish.proposal.change;
-        let span = tracing::debug_span!(parent: &publish.trace, "publish", change, changes = publish.changes, topics);
+        let span = tracing::debug_span!(parent: &publish.trace, "publish", change = names::traced(change), changes = publish.changes, topics);
         let propose = async move {
             let begun = Instant::now();
             let result = node.propose(publish.proposal).await;

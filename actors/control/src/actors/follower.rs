@@ -220,7 +220,7 @@ impl Reader {
     /// Waits until it is taken: what comes meanwhile stays in the stream.
     async fn hand_on(&self, wholes: Vec<Whole<Read>>) -> Result<(), NoAnswer> {
         // The trace of these changes begins here, and ends when they are in force everywhere.
-        let change = wholes.iter().flat_map(|whole| &whole.ends).max().copied();
+        let change = names::traced(wholes.iter().flat_map(|whole| &whole.ends).max().copied());
         let stream = self.origin.as_str();
         let trace = tracing::debug_span!(parent: None, "change", change, stream);
         let arrival = self.arrival(wholes).instrument(tracing::debug_span!(parent: &trace, "read", change, stream)).await?;

@@ -49,7 +49,9 @@ impl Bench {
                 let committed = Committed::default();
                 self.handle(Event::Decided { term, result: Ok(committed) });
             }
-            Effect::Published { marks, .. } | Effect::TouchedNothing { marks, .. } => self.marks.extend(marks.iter().filter_map(|mark| mark.change)),
+            Effect::Published { marks, .. } | Effect::TouchedNothing { marks, .. } => {
+                self.marks.extend(marks.iter().filter_map(|mark| mark.change))
+            }
             Effect::Accept(origin) => self.accepted.push(origin),
             _ => {}
         }

@@ -26,8 +26,8 @@ use crate::batch::spread_ms;
 use crate::node::Committed;
 use crate::{LISTED_TOPICS_MAX, Map};
 use batch::{Batch, Reached, Row, revision};
-pub use progress::{Progress, Summary, Why};
 use progress::Times;
+pub use progress::{Progress, Summary, Why};
 use span::{Runs, Span};
 
 /// Batches whose progress is remembered. Older ones are forgotten, done or not; hosts are still nudged for them.
