@@ -125,7 +125,7 @@ async fn the_trace_of_a_change_goes_from_the_stream_to_the_last_host() {
     // What is left is sent when it ends.
     plane.controllers[0].terminate();
     assert!(plane.controllers[0].ended().await, "{log}");
-    let of_change = || collector.spans().into_iter().filter(|span| span.change == Some(changed.number)).collect::<Vec<_>>();
+    let of_change = || collector.spans().into_iter().filter(|span| span.change() == Some(changed.number)).collect::<Vec<_>>();
     let stages = ["change", "read", "compile", "publish", "enforce"];
     let missing = || stages.iter().filter(|stage| !of_change().iter().any(|span| span.name == **stage)).count();
     // It was all sent before the process ended.

@@ -1,5 +1,6 @@
 //! A collector of traces: takes what is sent over HTTP and reads as much of it as a test wants to know.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
@@ -14,10 +15,16 @@ pub struct Span {
     pub id: Vec<u8>,
     pub parent: Vec<u8>,
     pub name: String,
-    /// The attribute `change`.
-    pub change: Option<u64>,
+    /// Attributes, shown as text.
+    pub attributes: BTreeMap<String, String>,
     /// How many events it holds.
     pub events: usize,
+}
+
+impl Span {
+    pub fn change(&self) -> Option<u64> {
+        self.attributes.get("change")?.parse().ok()
+    }
 }
 
 pub struct Collector {
@@ -142,12 +149,13 @@ fn span(bytes: &[u8]) -> Span {
             (2, Value::Bytes(id)) => span.id = id.to_vec(),
             (4, Value::Bytes(id)) => span.parent = id.to_vec(),
             (5, Value::Bytes(name)) => span.name = String::from_utf8_lossy(name).into_owned(),
-            (9, Value::Bytes(attribute)) if inside(attribute, 1).any(|key| key == b"change") => {
-                let numbers = inside(attribute, 2).flat_map(fields);
-                span.change = numbers.into_iter().find_map(|(field, value)| match value {
-                    Value::Number(number) if field == 3 => Some(number),
-                    _ => None,
+            (9, Value::Bytes(attribute)) => {
+                let key = inside(attribute, 1).map(String::from_utf8_lossy).collect();
+                let value = inside(attribute, 2).flat_map(fields).map(|(_, value)| match value {
+                    Value::Number(number) => number.to_string(),
+                    Value::Bytes(text) => String::from_utf8_lossy(text).into_owned(),
                 });
+                span.attributes.insert(key, value.collect());
             }
             _ => {}
         }
