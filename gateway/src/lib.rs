@@ -6,6 +6,8 @@
 //! It may use `groupcast-control` and what is below it. It drives the agent as a process, never as a library.
 
 pub mod bus;
+pub mod config;
 pub mod controller;
+pub mod telemetry;
 pub mod transfer;
 pub mod watch;

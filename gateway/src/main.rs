@@ -1,7 +1,7 @@
 use anyhow::Context;
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
+use groupcast_gateway::telemetry::{self, LogFormat, TelemetryOptions};
 use groupcast_gateway::{controller, transfer};
-use tracing_subscriber::EnvFilter;
 
 /// Security groups, from the place where they are written to the kernel of every host that uses them.
 #[derive(Parser)]
@@ -12,12 +12,6 @@ struct Arguments {
     /// How to write logs, which go to stderr. What is logged is set by GROUPCAST_LOG (default: info).
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     log: LogFormat,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum LogFormat {
-    Text,
-    Json,
 }
 
 #[derive(Subcommand)]
@@ -32,24 +26,24 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    logging(arguments.log);
+    let plain = || telemetry::start(arguments.log, &TelemetryOptions::default(), "groupcast");
     match arguments.command {
-        Command::Controller(options) => controller::run(options),
-        Command::Export(options) => runtime()?.block_on(transfer::export(options)),
-        Command::Import(options) => runtime()?.block_on(transfer::import(options)),
+        Command::Controller(options) => {
+            let options = options.with_file()?;
+            let _telemetry = telemetry::start(arguments.log, options.telemetry(), options.name().as_str())?;
+            controller::run(options)
+        }
+        Command::Export(options) => {
+            let _telemetry = plain()?;
+            runtime()?.block_on(transfer::export(options))
+        }
+        Command::Import(options) => {
+            let _telemetry = plain()?;
+            runtime()?.block_on(transfer::import(options))
+        }
     }
 }
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")
-}
-
-fn logging(format: LogFormat) {
-    let filter = EnvFilter::try_from_env("GROUPCAST_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // A second logger would be a mistake of ours; going on without one is better than not starting.
-    let _ = match format {
-        LogFormat::Text => builder.with_ansi(false).try_init(),
-        LogFormat::Json => builder.json().try_init(),
-    };
 }

@@ -3,11 +3,13 @@
 mod bus;
 mod compile;
 mod control;
+mod control_raw;
 mod controller;
 mod fanout;
 mod fixture;
 mod fleet;
 mod join;
+mod process;
 mod report;
 mod wire;
 

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use groupcast_bus_config::subjects;
-use groupcast_messages::{Cut, Lead};
+use groupcast_messages::Cut;
 use groupcast_tests::World;
+use groupcast_tests::chronicle::{Chronicle, one_leader_per_term};
 use groupcast_tests::fleet::{host_id, place, rules};
 use groupcast_tests::marks::{Marks, Witness};
 use groupcast_tests::relay::Relay;
 use groupcast_tests::world::{Bus, DEADLINE, Host, change, eventually, full, leader, seed, settled};
 use groupcast_topics::nats::{NodeHandle, Republished};
 use groupcast_topics::random::Random;
-use tokio::sync::mpsc;
 
 /// Short, so that many races fit; a leader that is only slow loses its lease too, which is one more race.
 const LEASE_MS: u64 = 400;
@@ -21,42 +21,6 @@ const TOPICS: usize = 300;
 
 fn groups() -> Vec<String> {
     (0..TOPICS).map(|i| format!("g{i}")).collect()
-}
-
-/// Every lead message as it is republished: (sequence, previous, lead).
-async fn chronicle(world: &World) -> mpsc::UnboundedReceiver<(u64, u64, Lead)> {
-    let client = world.observer("chronicle").await;
-    let mut messages = client.subscribe(subjects::LEAD_READ).await.expect("subscribed");
-    client.flush().await.expect("the server answers");
-    let (sender, leads) = mpsc::unbounded_channel();
-    tokio::spawn(async move {
-        let _client = client;
-        while let Some(message) = messages.next().await {
-            let of = Republished::of(&message).expect("from the stream");
-            let lead = Lead::decode(&message.payload).expect("a lead message");
-            if sender.send((of.sequence, of.previous, lead)).is_err() {
-                return;
-            }
-        }
-    });
-    leads
-}
-
-/// Each lead message follows the one before it, terms grow along the sequences, and a term has one leader. A chain begins anew only
-/// over claims to an empty stream that came to nothing: two who find it empty at once both claim it, and the higher term clears it.
-fn one_leader_per_term(leads: &[(u64, u64, Lead)]) {
-    for pair in leads.windows(2) {
-        let ((sequence, _, before), (next, previous, lead)) = (&pair[0], &pair[1]);
-        let anew = *previous == 0 && lead.since == lead.term && lead.incomplete;
-        let claimed_in_vain = before.incomplete && before.count == 0;
-        let follows = previous == sequence || anew && claimed_in_vain;
-        assert!(
-            follows && next > sequence,
-            "the chain is broken between {sequence}: {before:?} and {next} after {previous}: {lead:?}"
-        );
-        assert!(lead.term >= before.term, "{lead:?} after {before:?}");
-        assert!(lead.term > before.term || lead.leader == before.leader, "two leaders in one term: {before:?} and {lead:?}");
-    }
 }
 
 async fn follow(world: &World, node: &NodeHandle, groups: &[String]) {
@@ -99,7 +63,7 @@ async fn race(
 
 async fn races(world: &mut World, ports: [u16; 2], places: [usize; 2], count: usize) {
     world.lease_ms = LEASE_MS;
-    let mut leads = chronicle(world).await;
+    let leads = Chronicle::of(world).await;
     let relays = [Relay::to(ports[0]).await, Relay::to(ports[1]).await];
     let nodes = [world.node_at(relays[0].url(), "a", true).await, world.node_at(relays[1].url(), "b", true).await];
     let groups = groups();
@@ -132,17 +96,13 @@ async fn races(world: &mut World, ports: [u16; 2], places: [usize; 2], count: us
         settled(&nodes[last], host).await;
         states += witness.assert_whole();
     }
-    leads.close();
-    let mut all = Vec::new();
-    while let Some(lead) = leads.recv().await {
-        all.push(lead);
-    }
+    let all = leads.end().await;
     one_leader_per_term(&all);
     // What a leader was told to be committed is in the stream, under its own term.
     for cut in &acknowledged {
-        assert!(all.iter().any(|(sequence, _, lead)| (*sequence, lead.term) == (cut.lead, cut.term)), "{cut:?} is not there");
+        assert!(all.iter().any(|led| (led.sequence, led.lead.term) == (cut.lead, cut.term)), "{cut:?} is not there");
     }
-    let terms = all.last().map_or(0, |(_, _, lead)| lead.term);
+    let terms = all.last().map_or(0, |led| led.lead.term);
     eprintln!(
         "{count} races: the batch of the one cut off was committed before in {}, refused in {refused}; {} lead messages, last term \
          {terms}, {states} exposed states",
