@@ -11,7 +11,7 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::bus::BusOptions;
-use crate::watch;
+use crate::{progress, watch};
 
 /// How often it is checked that all actors answer. One that does not ends the process: whoever runs it starts it again.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
@@ -81,6 +81,7 @@ async fn serve(options: Options, runtime: tokio::runtime::Handle) -> anyhow::Res
         }
     };
     state.started(controller.clone());
+    runtime.spawn(progress::serve(options.settings(), controller.clone()));
     tracing::info!(name = %options.bus.name, "controller started");
     let mut alive = tokio::time::interval(ALIVE_EVERY);
     loop {

@@ -1,6 +1,6 @@
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
-use groupcast_gateway::{controller, transfer};
+use groupcast_gateway::{controller, gateway, transfer};
 use tracing_subscriber::EnvFilter;
 
 /// Security groups, from the place where they are written to the kernel of every host that uses them.
@@ -24,6 +24,8 @@ enum LogFormat {
 enum Command {
     /// Compiles what is in CATALOG and REGISTRY, publishes topics while it leads, and serves hosts. Run two or more.
     Controller(controller::Options),
+    /// Serves the HTTP API.
+    Gateway(gateway::Options),
     /// Writes everything that is not derived to a file, from which a bus that lost its data can be restored.
     Export(transfer::ExportOptions),
     /// Writes an export into a bus.
@@ -35,6 +37,7 @@ fn main() -> anyhow::Result<()> {
     logging(arguments.log);
     match arguments.command {
         Command::Controller(options) => controller::run(options),
+        Command::Gateway(options) => runtime()?.block_on(gateway::run(options)),
         Command::Export(options) => runtime()?.block_on(transfer::export(options)),
         Command::Import(options) => runtime()?.block_on(transfer::import(options)),
     }
