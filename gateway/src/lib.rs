@@ -6,13 +6,14 @@
 //! - [`plan`], [`explained`]: what a change would mean, and why a flow passes
 //!
 //! On the bus and towards clients: [`follow`], the streams into the local state; [`submit`], the one way a change goes; [`progress`],
-//! how far changes are; [`api`], the routes; [`server`] and [`tls`], connections; [`gateway`], all of it together.
+//! how far changes are; [`api`], the routes; [`server`] and [`tls`], connections; [`gateway`], all of it together. [`cli`] is what operators type.
 //!
 //! It may use `groupcast-control` and what is below it. It drives the agent as a process, never as a library.
 
 pub mod api;
 pub mod attempts;
 pub mod bus;
+pub mod cli;
 pub mod controller;
 pub mod explained;
 pub mod follow;
@@ -22,6 +23,7 @@ pub mod plan;
 pub mod problem;
 pub mod progress;
 pub mod scope;
+pub mod secret;
 pub mod server;
 pub mod submit;
 pub mod tls;

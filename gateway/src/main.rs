@@ -1,14 +1,23 @@
-use anyhow::Context;
-use clap::{Parser, Subcommand, ValueEnum};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use groupcast_gateway::cli::context::Connection;
+use groupcast_gateway::cli::{self, Failure, apply, bus, context, explain, get, plan, token, wait};
 use groupcast_gateway::{controller, gateway, transfer};
 use tracing_subscriber::EnvFilter;
 
 /// Security groups, from the place where they are written to the kernel of every host that uses them.
+///
+/// Data goes to stdout, words to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 conflict or stale plan, 4 not found, 5 waited
+/// too long, 6 a host reported that it failed.
 #[derive(Parser)]
-#[command(name = "groupcast", version)]
+#[command(name = "groupcast", version, max_term_width = 120)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
+    #[command(flatten)]
+    connection: Connection,
     /// How to write logs, which go to stderr. What is logged is set by GROUPCAST_LOG (default: info).
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     log: LogFormat,
@@ -24,27 +33,88 @@ enum LogFormat {
 enum Command {
     /// Compiles what is in CATALOG and REGISTRY, publishes topics while it leads, and serves hosts. Run two or more.
     Controller(controller::Options),
-    /// Serves the HTTP API.
+    /// Serves the HTTP API. Run two or more.
     Gateway(gateway::Options),
+    /// Writes documents as one change.
+    Apply(apply::ApplyOptions),
+    /// Shows what documents would change in meaning: flows gained and lost, workloads and hosts concerned.
+    Plan(plan::Options),
+    /// Shows groups, templates, workloads, hosts, changes or tokens.
+    Get(get::Options),
+    /// Says why a flow passes or does not.
+    Explain(explain::Options),
+    /// Waits until every host that a change concerns has it in force.
+    Wait(wait::Options),
+    /// Takes a change back, with a new one.
+    Undo(apply::UndoOptions),
+    /// Deletes a document.
+    Delete(apply::DeleteOptions),
     /// Writes everything that is not derived to a file, from which a bus that lost its data can be restored.
     Export(transfer::ExportOptions),
-    /// Writes an export into a bus.
+    /// Writes an export into a bus, or its documents through a gateway.
     Import(transfer::ImportOptions),
+    /// Who may use gateways.
+    #[command(subcommand)]
+    Token(token::Command),
+    /// Gateways by name.
+    #[command(subcommand)]
+    Context(context::Command),
+    /// What goes over the bus.
+    #[command(subcommand)]
+    Bus(bus::Command),
+    /// Prints completions for a shell.
+    Completions { shell: Shell },
+    /// Writes man pages into a folder.
+    Man { folder: std::path::PathBuf },
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
     let arguments = Arguments::parse();
     logging(arguments.log);
-    match arguments.command {
-        Command::Controller(options) => controller::run(options),
-        Command::Gateway(options) => runtime()?.block_on(gateway::run(options)),
-        Command::Export(options) => runtime()?.block_on(transfer::export(options)),
-        Command::Import(options) => runtime()?.block_on(transfer::import(options)),
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            cli::output::say(&failure.to_string());
+            failure.exit_code()
+        }
     }
 }
 
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")
+fn run(Arguments { command, connection, .. }: Arguments) -> cli::Result {
+    // Actors bring a runtime of their own.
+    if let Command::Controller(options) = command {
+        return Ok(controller::run(options)?);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
+    runtime.block_on(async {
+        match command {
+            Command::Controller(_) => Ok(()),
+            Command::Gateway(options) => Ok(gateway::run(options).await?),
+            Command::Apply(options) => apply::apply(&connection, options).await,
+            Command::Plan(options) => plan::plan(&connection, options).await,
+            Command::Get(options) => get::get(&connection, options).await,
+            Command::Explain(options) => explain::explain(&connection, options).await,
+            Command::Wait(options) => wait::wait(&connection, options).await,
+            Command::Undo(options) => apply::undo(&connection, options).await,
+            Command::Delete(options) => apply::delete(&connection, options).await,
+            Command::Export(options) => cli::transfer::export(&connection, options).await,
+            Command::Import(options) => cli::transfer::import(&connection, options).await,
+            Command::Token(command) => token::run(&connection, command).await,
+            Command::Context(command) => context::run(command),
+            Command::Bus(bus::Command::Tap(options)) => bus::tap(options).await,
+            Command::Completions { shell } => {
+                let mut text = Vec::new();
+                clap_complete::generate(shell, &mut Arguments::command(), "groupcast", &mut text);
+                cli::output::print(&String::from_utf8_lossy(&text))
+            }
+            Command::Man { folder } => {
+                std::fs::create_dir_all(&folder)
+                    .and_then(|()| clap_mangen::generate_to(Arguments::command(), &folder))
+                    .map_err(|error| Failure::failed(format!("{} cannot be written: {error}", folder.display())))
+            }
+        }
+    })
 }
 
 fn logging(format: LogFormat) {

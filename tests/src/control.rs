@@ -34,7 +34,7 @@ use crate::World;
 use crate::world::{DEADLINE, eventually};
 
 /// The binary of this very tree, built if it is not up to date. `GROUPCAST_BIN` names another.
-fn binary() -> &'static PathBuf {
+pub fn binary() -> &'static PathBuf {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         if let Some(path) = std::env::var_os("GROUPCAST_BIN") {

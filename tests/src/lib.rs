@@ -3,6 +3,7 @@
 pub mod control;
 pub mod desk;
 pub mod fleet;
+pub mod gateway;
 pub mod marks;
 pub mod relay;
 pub mod world;
