@@ -24,6 +24,7 @@ pub mod problem;
 pub mod progress;
 pub mod scope;
 pub mod secret;
+pub mod serve;
 pub mod server;
 pub mod submit;
 pub mod tls;

@@ -3,8 +3,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use groupcast_gateway::cli::context::Connection;
-use groupcast_gateway::cli::{self, Failure, apply, bus, context, explain, get, plan, token, wait};
-use groupcast_gateway::{controller, gateway, transfer};
+use groupcast_gateway::cli::{self, Failure, apply, bus, context, doctor, explain, get, host, plan, token, wait};
+use groupcast_gateway::{controller, gateway, serve, transfer};
 use tracing_subscriber::EnvFilter;
 
 /// Security groups, from the place where they are written to the kernel of every host that uses them.
@@ -18,7 +18,7 @@ struct Arguments {
     command: Command,
     #[command(flatten)]
     connection: Connection,
-    /// How to write logs, which go to stderr. What is logged is set by GROUPCAST_LOG (default: info).
+    /// How to write logs, which go to stderr. What is logged is set by GROUPCAST_LOG.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     log: LogFormat,
 }
@@ -35,6 +35,10 @@ enum Command {
     Controller(controller::Options),
     /// Serves the HTTP API. Run two or more.
     Gateway(gateway::Options),
+    /// Runs a gateway and a controller in one process.
+    Serve(serve::ServeOptions),
+    /// Runs everything on one machine: a private bus, a controller and a gateway, with credentials of its own.
+    Up(serve::UpOptions),
     /// Writes documents as one change.
     Apply(apply::ApplyOptions),
     /// Shows what documents would change in meaning: flows gained and lost, workloads and hosts concerned.
@@ -56,6 +60,11 @@ enum Command {
     /// Who may use gateways.
     #[command(subcommand)]
     Token(token::Command),
+    /// Credentials with which agents reach the bus.
+    #[command(subcommand)]
+    Host(host::Command),
+    /// Looks at what may be wrong, and says what to do.
+    Doctor(doctor::Options),
     /// Gateways by name.
     #[command(subcommand)]
     Context(context::Command),
@@ -70,7 +79,12 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    logging(arguments.log);
+    // What runs for long says what it does; what answers a question says only what it was asked.
+    let serves = matches!(
+        arguments.command,
+        Command::Controller(_) | Command::Gateway(_) | Command::Serve(_) | Command::Up(_) | Command::Export(_) | Command::Import(_)
+    );
+    logging(arguments.log, if serves { "info" } else { "warn" });
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -82,14 +96,17 @@ fn main() -> ExitCode {
 
 fn run(Arguments { command, connection, .. }: Arguments) -> cli::Result {
     // Actors bring a runtime of their own.
-    if let Command::Controller(options) = command {
-        return Ok(controller::run(options)?);
-    }
+    let command = match command {
+        Command::Controller(options) => return Ok(controller::run(options)?),
+        Command::Serve(options) => return Ok(serve::serve(options)?),
+        Command::Up(options) => return Ok(serve::up(options)?),
+        command => command,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
     runtime.block_on(async {
         match command {
-            Command::Controller(_) => Ok(()),
+            Command::Controller(_) | Command::Serve(_) | Command::Up(_) => Ok(()),
             Command::Gateway(options) => Ok(gateway::run(options).await?),
             Command::Apply(options) => apply::apply(&connection, options).await,
             Command::Plan(options) => plan::plan(&connection, options).await,
@@ -101,6 +118,8 @@ fn run(Arguments { command, connection, .. }: Arguments) -> cli::Result {
             Command::Export(options) => cli::transfer::export(&connection, options).await,
             Command::Import(options) => cli::transfer::import(&connection, options).await,
             Command::Token(command) => token::run(&connection, command).await,
+            Command::Host(command) => host::run(command).await,
+            Command::Doctor(options) => doctor::doctor(&connection, options).await,
             Command::Context(command) => context::run(command),
             Command::Bus(bus::Command::Tap(options)) => bus::tap(options).await,
             Command::Completions { shell } => {
@@ -117,8 +136,8 @@ fn run(Arguments { command, connection, .. }: Arguments) -> cli::Result {
     })
 }
 
-fn logging(format: LogFormat) {
-    let filter = EnvFilter::try_from_env("GROUPCAST_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+fn logging(format: LogFormat, usual: &str) {
+    let filter = EnvFilter::try_from_env("GROUPCAST_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // A second logger would be a mistake of ours; going on without one is better than not starting.
     let _ = match format {

@@ -148,10 +148,12 @@ impl From<Invalid> for Problem {
     fn from(invalid: Invalid) -> Self {
         let detail = invalid.to_string();
         match invalid {
-            Invalid::TooMany { .. } | Invalid::DocumentTooLong { .. } | Invalid::TooLong { .. } => Self::too_large(detail),
             Invalid::Contradicts(problems) => Self::of_documents(problems),
-            Invalid::Twice { .. } => Self::bad_request(detail),
-            Invalid::Empty | Invalid::Field { .. } | Invalid::NotWritable { .. } => Self::bad_request(detail),
+            Invalid::Empty | Invalid::Twice { .. } | Invalid::Field { .. } | Invalid::NotWritable { .. } => {
+                Self::bad_request(detail)
+            }
+            // More than a message, a batch or a change can hold.
+            _ => Self::too_large(detail),
         }
     }
 }
@@ -162,7 +164,6 @@ impl From<catalog::Error> for Problem {
         let detail = error.to_string();
         match error {
             Error::Invalid(invalid) => invalid.into(),
-            Error::NoAnswer(_) | Error::Busy => Self::unavailable(detail),
             Error::Refused(_) => Self::new(StatusCode::BAD_GATEWAY, "refused-by-bus", detail),
             Error::Unknown { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, "unknown-outcome", detail).retry_after(1),
             Error::Conflict { name, .. } | Error::Gone { name, .. } => {
@@ -171,6 +172,8 @@ impl From<catalog::Error> for Problem {
             Error::KeyReused { .. } => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "key-reused", detail),
             Error::UnknownChange(_) => Self::not_found(detail),
             Error::TooOld { .. } | Error::Unreadable(_) => Self::conflict(detail),
+            // Nobody answers, or the bus is busy.
+            _ => Self::unavailable(detail),
         }
     }
 }

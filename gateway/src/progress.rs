@@ -35,6 +35,13 @@ pub struct Behind {
     pub why: String,
 }
 
+impl Behind {
+    /// The host says itself that it could not put it in force.
+    pub fn failed(&self) -> bool {
+        ["failing", "error"].contains(&self.state.as_str())
+    }
+}
+
 /// How far a change is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
@@ -55,15 +62,11 @@ pub struct Progress {
 
 impl From<&control::Progress> for Progress {
     fn from(progress: &control::Progress) -> Self {
-        let state = |why: &control::Why| match why {
-            control::Why::Waiting => "waiting".to_owned(),
-            control::Why::Unreachable => "unreachable".to_owned(),
-            control::Why::State(state) => state.name().to_owned(),
-        };
-        let named = |(host, why): &(groupcast_policy::ids::HostId, control::Why)| Behind {
-            host: host.to_string(),
-            state: state(why),
-            why: why.to_string(),
+        let named = |(host, why): &(groupcast_policy::ids::HostId, control::Why)| {
+            let why = why.to_string();
+            // A reason follows the name of the state after a colon.
+            let state = why.split(':').next().unwrap_or_default().to_owned();
+            Behind { host: host.to_string(), state, why }
         };
         let summary = &progress.summary;
         Self {

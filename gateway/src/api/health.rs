@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 use super::access::Caller;
 use super::{App, FORMAT_VERSION};
 use crate::problem::{Problem, Reading};
+use crate::progress::Known;
 
 /// Counts and times every request by its route.
 pub async fn measured(request: Request, next: Next) -> Response {
@@ -76,6 +77,8 @@ pub struct Status {
     pub hosts: usize,
     /// The version of the server it is connected to.
     pub server_version: String,
+    /// Whether any controller listens: without one nothing is published.
+    pub controller: bool,
     /// Documents whose last version cannot be read; the one before it counts. Up to 100.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
@@ -84,6 +87,7 @@ pub struct Status {
 /// What this gateway has read, and from where.
 #[utoipa::path(get, path = "/v1/status", tag = "health", security(("token" = [])), responses((status = 200, body = Status), Reading))]
 pub async fn status(State(app): State<App>, _: Caller) -> Json<Status> {
+    let controller = app.progress.ask(0).await != Known::NoController;
     let local = app.followed.local();
     let (catalog, registry) = local.through();
     let world = local.world();
@@ -97,6 +101,7 @@ pub async fn status(State(app): State<App>, _: Caller) -> Json<Status> {
         workloads: world.registry.workloads.len(),
         hosts: local.hosts().len(),
         server_version: app.client.server_info().version,
+        controller,
         refused: local.refused().take(100).map(str::to_owned).collect(),
     })
 }

@@ -1,7 +1,6 @@
 //! `apply`, `delete`, `undo`: what changes something.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use groupcast_policy::written::{Format as Text, Node, nodes};
@@ -198,6 +197,3 @@ pub async fn undo(connection: &Connection, options: UndoOptions) -> Result {
     told(&accepted);
     finish(&api, connection, accepted.change, accepted.unchanged, &options.wait).await
 }
-
-/// How long a change that must be confirmed waits at most.
-pub const CONFIRM_MAX: Duration = Duration::from_secs(3600);

@@ -9,7 +9,7 @@ use super::client::{Api, Call};
 use super::context::Connection;
 use super::{Code, Failure, Result, output};
 use crate::api::changes::ShownChange;
-use crate::progress::Progress;
+use crate::progress::{Behind, Progress};
 
 /// How long the gateway is asked to hold back one answer: the bar moves at least as often.
 const ROUND: Duration = Duration::from_millis(1_000);
@@ -54,7 +54,7 @@ pub async fn wait_for(api: &Api, connection: &Connection, change: u64, timeout: 
         }
         let late = Instant::now() >= deadline;
         let done = shown.progress.as_ref().is_some_and(|progress| progress.done);
-        let failed = shown.progress.as_ref().is_some_and(|progress| progress.behind.iter().any(|b| b.state == "failing"));
+        let failed = shown.progress.as_ref().is_some_and(|progress| progress.behind.iter().any(Behind::failed));
         if done || late || failed {
             if terminal {
                 let _ = write!(std::io::stderr(), "\r\x1b[K");
@@ -95,7 +95,7 @@ pub fn finished(progress: &Progress) -> String {
 
 pub fn unfinished(progress: &Progress) -> Failure {
     let Progress { change, span, enforced, behind, .. } = progress;
-    let failed = behind.iter().any(|behind| behind.state == "failing");
+    let failed = behind.iter().any(Behind::failed);
     let mut details: Vec<String> = behind.iter().take(NAMED_MAX).map(|b| format!("{}: {}", b.host, b.why)).collect();
     let more = (span - enforced) as usize - details.len().min((span - enforced) as usize);
     if more > 0 {
