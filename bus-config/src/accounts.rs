@@ -105,6 +105,7 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
                 subjects::ANSWER_ALL,
                 subjects::CTL_ALL,
                 subjects::REPLICA,
+                subjects::PROGRESSED,
                 subjects::CONTROL_INBOXES,
                 subjects::JS_ACCOUNT_INFO,
             ]);
@@ -114,15 +115,22 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
             }
             publish.extend(["STREAM.PURGE", "STREAM.LEADER.STEPDOWN"].map(|operation| subjects::js_api(operation, TOPICS.name)));
             let mut subscribe = owned(&subjects::SERVICES_ALL);
-            subscribe.extend(owned(&[&inbox, subjects::READ_ALL, subjects::REPLICA, subjects::TOPICS_LEADER_ELECTED]));
+            subscribe.extend(owned(&[
+                &inbox,
+                subjects::READ_ALL,
+                subjects::REPLICA,
+                subjects::PROGRESS,
+                subjects::TOPICS_LEADER_ELECTED,
+            ]));
             Permissions { publish, publish_never: Vec::new(), subscribe }
         }
         Role::Gateway => {
-            let mut publish = owned(&[subjects::CATALOG_ALL, subjects::JS_ACCOUNT_INFO, &inbox]);
+            let mut publish = owned(&[subjects::CATALOG_ALL, subjects::PROGRESS, subjects::JS_ACCOUNT_INFO, &inbox]);
             for stream in [CATALOG, REGISTRY, AUDIT] {
                 publish.extend(subjects::js_reading(stream.name));
             }
-            Permissions { publish, publish_never: owned(&[subjects::CATALOG_TERMS]), subscribe: vec![inbox] }
+            let subscribe = owned(&[&inbox, subjects::PROGRESSED]);
+            Permissions { publish, publish_never: owned(&[subjects::CATALOG_TERMS]), subscribe }
         }
         Role::Viewer => Permissions { subscribe: vec![inbox, subjects::READ_ALL.to_owned()], ..Permissions::default() },
         Role::Host => {

@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::bus::BusOptions;
 use crate::config::{self, duration};
 use crate::telemetry::TelemetryOptions;
-use crate::watch;
+use crate::{progress, watch};
 
 /// How often it is checked that all actors answer. One that does not ends the process: whoever runs it starts it again.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
@@ -142,6 +142,7 @@ async fn serve(options: Options, runtime: tokio::runtime::Handle) -> anyhow::Res
         }
     };
     state.started(controller.clone());
+    runtime.spawn(progress::serve(options.settings(), controller.clone()));
     tracing::info!(name = %options.name(), "controller started");
     let mut alive = tokio::time::interval(ALIVE_EVERY);
     let end = loop {

@@ -65,9 +65,9 @@ impl Drop for Telemetry {
     }
 }
 
-/// Logs from now on. What is logged is set by GROUPCAST_LOG; traces hold every stage of every change that is sampled.
-pub fn start(format: LogFormat, options: &TelemetryOptions, instance: &str) -> anyhow::Result<Telemetry> {
-    let filter = EnvFilter::try_from_env("GROUPCAST_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+/// Logs from now on. What is logged is set by GROUPCAST_LOG, `usual` without it; traces hold every stage of every change that is sampled.
+pub fn start(format: LogFormat, options: &TelemetryOptions, instance: &str, usual: &str) -> anyhow::Result<Telemetry> {
+    let filter = EnvFilter::try_from_env("GROUPCAST_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
     let provider = options.otlp_endpoint.as_deref().map(|endpoint| traces(endpoint, options, instance)).transpose()?;
     let exported = provider.as_ref().map(|provider| {
         let own = Targets::new().with_target("groupcast", Level::DEBUG);

@@ -4,6 +4,7 @@ pub mod chronicle;
 pub mod control;
 pub mod desk;
 pub mod fleet;
+pub mod gateway;
 pub mod marks;
 pub mod relay;
 pub mod world;

@@ -90,7 +90,8 @@ pub struct Version {
 }
 
 impl Version {
-    fn of(entry: &Entry) -> Option<Self> {
+    /// Reads what lies in CATALOG; `None` for a subject that names no document.
+    pub fn of(entry: &Entry) -> Option<Self> {
         let name = Name::parse(&entry.subject)?;
         let text = |header: &str| entry.header(header).unwrap_or_default().to_owned();
         Some(Self {
@@ -102,6 +103,11 @@ impl Version {
             reason: text(REASON),
             record: entry.header(RECORD).map(str::to_owned),
         })
+    }
+
+    /// The id of the change record that leads the batch it was written with, if it was.
+    pub fn record(&self) -> Option<&str> {
+        self.record.as_deref()
     }
 }
 
@@ -150,9 +156,22 @@ impl Catalog {
         Ok(accepted)
     }
 
+    /// What became of this change, if it was written before under its own key.
+    pub async fn written_before(&self, change: &Change) -> Result<Option<Accepted>, Error> {
+        let payloads = change.encode()?;
+        let Some(key) = change.key.clone() else { return Ok(None) };
+        let content = content_hash(&change.writes, &payloads);
+        Attempt { log: &self.log, change, content, payloads, key }.written_before().await
+    }
+
     /// The document as it is now; `None` if there never was one.
     pub async fn read(&self, name: &Name) -> Result<Option<Version>, NoAnswer> {
         Ok(self.log.last(&name.subject()).await?.as_ref().and_then(Version::of))
+    }
+
+    /// The sequence of the last message, from the stream's leader.
+    pub async fn end(&self) -> Result<u64, NoAnswer> {
+        Ok(self.log.last(subjects::CATALOG_ALL).await?.map_or(0, |entry| entry.sequence))
     }
 
     /// The versions that are kept, newest first.
@@ -280,8 +299,9 @@ impl Attempt<'_> {
         Accepted { number, revisions: (first..=number).collect(), repeated }
     }
 
+    /// A key that the caller chose is remembered by a record of its own: a document's own versions are soon forgotten.
     fn record(&self) -> Option<String> {
-        (self.change.writes.len() > 1).then(|| record_id(&self.key))
+        (self.change.writes.len() > 1 || self.change.key.is_some()).then(|| record_id(&self.key))
     }
 
     /// Finds the change under its key.

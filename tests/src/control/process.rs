@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::world::DEADLINE;
 
 /// The binary of this very tree, built if it is not up to date. `GROUPCAST_BIN` names another.
-fn binary() -> &'static PathBuf {
+pub fn binary() -> &'static PathBuf {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         if let Some(path) = std::env::var_os("GROUPCAST_BIN") {
