@@ -12,6 +12,7 @@
 //! - [`ask`], [`chunk`], [`writer`]: join and repair
 //! - [`status`]: acknowledgements, entropy checks, nudges
 //! - [`registration`]: beats and enrolment
+//! - [`request`]: what a host asks of the registrar beside that: freshness, and to be forgotten
 
 pub mod ask;
 pub mod chunk;
@@ -21,6 +22,7 @@ mod error;
 pub mod lead;
 mod pack;
 pub mod registration;
+pub mod request;
 pub mod status;
 mod wire;
 pub mod writer;
@@ -37,6 +39,7 @@ pub use registration::{
     Beat, BeatAnswer, LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, REGISTER_WORKLOADS_MAX, Register, RegisterAnswer,
     RegisterWorkload, VERSION_BYTES_MAX,
 };
+pub use request::{FRESH_WITHIN_MS_MAX, HostRequest, HostRequestAnswer};
 pub use status::{
     ACK_TOPICS_MAX, Ack, ENTROPY_TOPICS_MAX, EntropyAnswer, EntropyCheck, HostState, NUDGE_TOPICS_MAX, Nudge,
     STATE_NAME_BYTES_MAX, entropy_item,

@@ -38,6 +38,10 @@ pub enum HostState {
     Lockdown {
         reason: String,
     },
+    /// An operator lets pass, logged, what the policy denies. What an older reader does not know reads as [`HostState::Other`].
+    Auditing {
+        reason: String,
+    },
     /// A state that a newer host has and this side does not know, by name.
     Other(String),
 }
@@ -50,6 +54,7 @@ impl HostState {
             HostState::Frozen { .. } => "frozen",
             HostState::Bypassed { .. } => "bypassed",
             HostState::Lockdown { .. } => "lockdown",
+            HostState::Auditing { .. } => "auditing",
             HostState::Other(name) => name,
         }
     }
@@ -59,7 +64,8 @@ impl HostState {
             HostState::Failing { reason }
             | HostState::Frozen { reason }
             | HostState::Bypassed { reason }
-            | HostState::Lockdown { reason } => reason,
+            | HostState::Lockdown { reason }
+            | HostState::Auditing { reason } => reason,
             HostState::Enforcing | HostState::Other(_) => "",
         }
     }
@@ -98,6 +104,7 @@ impl<'a> StateReader<'a> {
             "frozen" => HostState::Frozen { reason },
             "bypassed" => HostState::Bypassed { reason },
             "lockdown" => HostState::Lockdown { reason },
+            "auditing" => HostState::Auditing { reason },
             "" => return Err(DecodeError::Malformed { item: "state" }),
             name => HostState::Other(name.to_owned()),
         })

@@ -1,83 +1,188 @@
 //! The local API: one request and one answer, each a line of JSON, on a unix socket that only its owner may open.
 
+mod add;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use actix::Recipient;
+use actix::{MailboxError, Recipient};
+use groupcast_messages::{HostRequest, HostRequestAnswer};
 use groupcast_policy::ids::WorkloadId;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
 
 use crate::config::WrittenAttachment;
-use crate::enforcement::{AskCounters, AskRuleset, AskStatus, Attach, Detach, Ruleset, SetMode, Status, WantedMode};
+use crate::enforcement::{
+    AskCounters, AskEnforced, AskExplanation, AskForeign, AskRuleset, AskStanding, Attach, Detach, Progress, SetAudit, SetMode,
+};
+use crate::inbox::Inbox;
+use crate::mode::WantedMode;
 use crate::netlink::Counted;
+use crate::report::{Explanation, Ruleset, Status};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "kebab-case")]
 pub enum Request {
-    WorkloadAdd(WrittenAttachment),
-    WorkloadRemove { workload: String },
-    Mode { mode: WantedMode, reason: String },
+    WorkloadAdd {
+        attachment: WrittenAttachment,
+        /// Sources are read anew first.
+        #[serde(default)]
+        fresh: bool,
+        #[serde(default = "default_within_ms")]
+        within_ms: u64,
+    },
+    WorkloadRemove {
+        workload: String,
+    },
+    WorkloadAudit {
+        workload: String,
+        audit: bool,
+    },
+    Mode {
+        mode: WantedMode,
+        reason: String,
+    },
+    /// Tells the controllers to forget this host and what it has registered.
+    Leave,
     Status,
     Ruleset,
     Counters,
+    Explain {
+        from: String,
+        to: String,
+        traffic: String,
+    },
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "kebab-case")]
 pub enum Answer {
-    Done,
-    Failed { why: String },
-    Status(Status),
+    Done {
+        /// What is not as it was asked for.
+        #[serde(default)]
+        notes: Vec<String>,
+    },
+    Failed {
+        why: String,
+    },
+    /// It is ordered, but not in force by the deadline.
+    TimedOut {
+        why: String,
+    },
+    Status(Box<Status>),
     Ruleset(Ruleset),
-    Counters { counters: Vec<Counted> },
+    Counters {
+        counters: Vec<Counted>,
+    },
+    Explanation(Explanation),
 }
 
+/// How long an order may take, unless it says so.
+pub const WITHIN: Duration = Duration::from_secs(10);
+/// Nobody waits longer, whatever they say.
+pub const WITHIN_MAX: Duration = Duration::from_secs(600);
 /// A request is a line of at most this.
-const REQUEST_BYTES_MAX: u64 = 64 << 10;
+pub const REQUEST_BYTES_MAX: u64 = 64 << 10;
 /// Whoever connects says something within this time.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
+/// Controllers answer within this time, or are not there.
+const LEAVE_WITHIN: Duration = Duration::from_secs(5);
+
+fn default_within_ms() -> u64 {
+    WITHIN.as_millis() as u64
+}
 
 #[derive(Clone)]
 pub struct Doors {
     pub attach: Recipient<Attach>,
     pub detach: Recipient<Detach>,
+    pub audit: Recipient<SetAudit>,
     pub mode: Recipient<SetMode>,
-    pub status: Recipient<AskStatus>,
+    pub enforced: Recipient<AskEnforced>,
+    pub standing: Recipient<AskStanding>,
+    pub foreign: Recipient<AskForeign>,
     pub ruleset: Recipient<AskRuleset>,
     pub counters: Recipient<AskCounters>,
+    pub explanation: Recipient<AskExplanation>,
+    pub progress: watch::Receiver<Progress>,
+    pub inbox: Arc<Inbox>,
+    /// Which start of the agent this is.
+    pub boot: u64,
+}
+
+/// Whatever was asked, in one result: a full mailbox or an ending actor is a failure like any other.
+fn flat<T>(result: Result<Result<T, String>, MailboxError>) -> Result<T, String> {
+    result.map_err(|error| format!("the agent is ending or overloaded ({error}): try again"))?
+}
+
+fn done(result: Result<(), String>) -> Answer {
+    result.map_or_else(|why| Answer::Failed { why }, |()| Answer::Done { notes: Vec::new() })
+}
+
+fn workload(text: &str) -> Result<WorkloadId, String> {
+    WorkloadId::new(text).map_err(|error| error.to_string())
 }
 
 impl Doors {
     async fn answer(&self, request: Request) -> Answer {
-        let done = |result: Result<Result<(), String>, actix::MailboxError>| match result {
-            Ok(Ok(())) => Answer::Done,
-            Ok(Err(why)) => Answer::Failed { why },
-            Err(error) => Answer::Failed { why: format!("the agent is ending or overloaded ({error}): try again") },
-        };
         match request {
-            Request::WorkloadAdd(written) => done(self.attach.send(Attach(written)).await),
-            Request::WorkloadRemove { workload } => match WorkloadId::new(&workload) {
-                Ok(workload) => done(self.detach.send(Detach(workload)).await),
-                Err(error) => Answer::Failed { why: error.to_string() },
+            Request::WorkloadAdd { attachment, fresh, within_ms } => {
+                self.add(attachment, fresh, Duration::from_millis(within_ms).min(WITHIN_MAX)).await
+            }
+            Request::WorkloadRemove { workload: text } => match workload(&text) {
+                Ok(workload) => done(flat(self.detach.send(Detach(workload)).await)),
+                Err(why) => Answer::Failed { why },
             },
-            Request::Mode { mode, reason } => done(self.mode.send(SetMode { mode, reason }).await),
-            Request::Status => match self.status.send(AskStatus).await {
-                Ok(status) => Answer::Status(status),
-                Err(error) => Answer::Failed { why: error.to_string() },
+            Request::WorkloadAudit { workload: text, audit } => match workload(&text) {
+                Ok(workload) => done(flat(self.audit.send(SetAudit { workload, audit }).await)),
+                Err(why) => Answer::Failed { why },
             },
-            Request::Ruleset => match self.ruleset.send(AskRuleset).await {
-                Ok(Ok(ruleset)) => Answer::Ruleset(ruleset),
-                Ok(Err(why)) => Answer::Failed { why },
-                Err(error) => Answer::Failed { why: error.to_string() },
+            Request::Mode { mode, reason } => done(flat(self.mode.send(SetMode { mode, reason }).await)),
+            Request::Leave => done(self.leave().await),
+            Request::Status => match self.status().await {
+                Ok(status) => Answer::Status(Box::new(status)),
+                Err(why) => Answer::Failed { why },
             },
-            Request::Counters => match self.counters.send(AskCounters).await {
-                Ok(Ok(counters)) => Answer::Counters { counters },
-                Ok(Err(why)) => Answer::Failed { why },
-                Err(error) => Answer::Failed { why: error.to_string() },
+            Request::Ruleset => match flat(self.ruleset.send(AskRuleset).await) {
+                Ok(ruleset) => Answer::Ruleset(ruleset),
+                Err(why) => Answer::Failed { why },
             },
+            Request::Counters => match flat(self.counters.send(AskCounters).await) {
+                Ok(counters) => Answer::Counters { counters },
+                Err(why) => Answer::Failed { why },
+            },
+            Request::Explain { from, to, traffic } => match self.explain(AskExplanation { from, to, traffic }).await {
+                Ok(explanation) => Answer::Explanation(explanation),
+                Err(why) => Answer::Failed { why },
+            },
+        }
+    }
+
+    async fn status(&self) -> Result<Status, String> {
+        let enforced = flat(self.enforced.send(AskEnforced).await.map(Ok))?;
+        let foreign = flat(self.foreign.send(AskForeign).await.map(Ok))?;
+        Ok(Status { enforced, heard: self.inbox.heard().await, foreign })
+    }
+
+    async fn explain(&self, asked: AskExplanation) -> Result<Explanation, String> {
+        let mut explanation = flat(self.explanation.send(asked).await)?;
+        let revisions = self.inbox.heard().await.revisions;
+        for (topic, revision) in explanation.judgements.iter_mut().flat_map(|judged| &mut judged.topics) {
+            *revision = revisions.get(topic).copied();
+        }
+        Ok(explanation)
+    }
+
+    async fn leave(&self) -> Result<(), String> {
+        let request = HostRequest::Leave { boot: self.boot };
+        match self.inbox.ask(&request, LEAVE_WITHIN).await {
+            Ok(HostRequestAnswer::Done { .. }) => Ok(()),
+            Ok(HostRequestAnswer::Refused { reason, .. }) => Err(format!("the controllers refuse: {reason}")),
+            Err(why) => Err(format!("the controllers were not told ({why}): they forget this host when it stays silent")),
         }
     }
 }
@@ -109,7 +214,9 @@ pub async fn serve(listener: UnixListener, doors: Doors) {
         }
         let doors = doors.clone();
         tokio::spawn(async move {
-            let _ = tokio::time::timeout(REQUEST_WITHIN, converse(stream, &doors)).await;
+            if let Err(error) = converse(stream, &doors).await {
+                tracing::debug!(%error, "a request on the local socket was given up");
+            }
         });
     }
 }
@@ -117,8 +224,12 @@ pub async fn serve(listener: UnixListener, doors: Doors) {
 async fn converse(stream: UnixStream, doors: &Doors) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
-    BufReader::new(read.take(REQUEST_BYTES_MAX)).read_line(&mut line).await?;
+    let mut reader = BufReader::new(read.take(REQUEST_BYTES_MAX));
+    let length = tokio::time::timeout(REQUEST_WITHIN, reader.read_line(&mut line)).await??;
     let answer = match serde_json::from_str(&line) {
+        _ if length as u64 >= REQUEST_BYTES_MAX => {
+            Answer::Failed { why: format!("a request has at most {REQUEST_BYTES_MAX} bytes") }
+        }
         Ok(request) => doors.answer(request).await,
         Err(error) => Answer::Failed { why: format!("not a request: {error}") },
     };

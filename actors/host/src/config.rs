@@ -48,8 +48,11 @@ struct Written {
     failsafe_inbound: Vec<String>,
     #[serde(default)]
     failsafe_outbound: Vec<String>,
+    /// What would be denied is logged and passes: for the host as a whole, or for the machine itself as a workload.
     #[serde(default)]
     audit: bool,
+    #[serde(default)]
+    audit_host_workload: bool,
     nflog_group: Option<u16>,
 }
 
@@ -80,6 +83,7 @@ pub struct Config {
     pub socket: PathBuf,
     pub http: Option<SocketAddr>,
     pub host_workload: Option<WorkloadId>,
+    pub audit_host_workload: bool,
     pub settings: Settings,
 }
 
@@ -100,7 +104,14 @@ impl Config {
             return Err(format!("table {:?} is not a name: use letters, digits and _", written.table));
         }
         let mode = if written.audit { Mode::Audit } else { Mode::Enforce };
-        let failsafe = Failsafe { inbound: ports(&written.failsafe_inbound)?, outbound: ports(&written.failsafe_outbound)? };
+        let mut failsafe = Failsafe { inbound: ports(&written.failsafe_inbound)?, outbound: ports(&written.failsafe_outbound)? };
+        // No policy can cut the host off from what could change it.
+        for server in &written.servers {
+            failsafe.outbound.insert((TCP, bus_port(server)?));
+        }
+        if failsafe.outbound.len() > FAILSAFE_PORTS_MAX {
+            return Err(too_many_ports(failsafe.outbound.len()));
+        }
         let mut log = LogSettings::default();
         log.nflog_group = written.nflog_group.unwrap_or(log.nflog_group);
         Ok(Self {
@@ -113,24 +124,39 @@ impl Config {
             socket: written.socket,
             http: written.http,
             host_workload: written.host_workload.map(|text| WorkloadId::new(&text)).transpose().map_err(id)?,
+            audit_host_workload: written.audit_host_workload,
             settings: Settings { claims: claims.map_err(|error| error.to_string())?, mark, mode, log, failsafe, adopting: false },
         })
     }
 
     /// What is attached without anybody asking: the machine itself.
     pub fn attachments(&self) -> Attachments {
-        let host = self.host_workload.clone().map(|id| (id, Attached { attachment: Attachment::Host, audit: false }));
+        let attached = Attached { attachment: Attachment::Host, audit: self.audit_host_workload };
+        let host = self.host_workload.clone().map(|id| (id, attached));
         host.into_iter().collect()
     }
+}
+
+/// The port of `nats://host:4222`, which is the default.
+fn bus_port(server: &str) -> Result<u16, String> {
+    const DEFAULT: u16 = 4222;
+    let place = server.split_once("://").map_or(server, |(_, place)| place);
+    let place = place.split('/').next().unwrap_or_default();
+    let after_address = place.rsplit_once(']').map_or(place, |(_, rest)| rest);
+    match after_address.rsplit_once(':') {
+        Some((_, port)) => port.parse().map_err(|_| format!("server {server:?}: {port:?} is not a port")),
+        None => Ok(DEFAULT),
+    }
+}
+
+fn too_many_ports(count: usize) -> String {
+    format!("{count} failsafe ports, at most {FAILSAFE_PORTS_MAX}: what so much depends on belongs into a group")
 }
 
 /// `tcp/22`, `udp/53`.
 fn ports(list: &[String]) -> Result<BTreeSet<(u8, u16)>, String> {
     if list.len() > FAILSAFE_PORTS_MAX {
-        return Err(format!(
-            "{} failsafe ports, at most {FAILSAFE_PORTS_MAX}: what so much depends on belongs into a group",
-            list.len()
-        ));
+        return Err(too_many_ports(list.len()));
     }
     list.iter()
         .map(|text| {
@@ -197,6 +223,10 @@ mod tests {
         let config = parse(good).unwrap();
         assert_eq!(config.settings.claims.len(), 2);
         assert_eq!(config.settings.failsafe.inbound, BTreeSet::from([(TCP, 22)]));
+        assert_eq!(config.settings.failsafe.outbound, BTreeSet::from([(TCP, 4222)]));
+        for (server, port) in [("nats://a", 4222), ("a:5", 5), ("tls://[::1]:7/x", 7), ("[::1]", 4222), ("nats://u:p@h:9", 9)] {
+            assert_eq!(bus_port(server), Ok(port), "{server}");
+        }
         let rows = [
             ("host = 'a.b'\nservers = []", "host id"),
             ("host = 'h'\nservers = []\nclaims = ['*']", "not a pattern"),
@@ -204,6 +234,7 @@ mod tests {
             ("host = 'h'\nservers = []\nfailsafe_inbound = ['22']", "tcp/22"),
             ("host = 'h'\nservers = []\nfailsafe_inbound = ['tcp/99999']", "tcp/22"),
             ("host = 'h'\nservers = []\ntable = 'a b'", "not a name"),
+            ("host = 'h'\nservers = ['nats://a:b']", "not a port"),
             ("host = 'h'\nservers = []\nclaim = []", "unknown field"),
             ("servers = []", "host"),
         ];

@@ -1,95 +1,50 @@
 //! The actor that owns the kernel's table. It runs on a thread of its own, because a netlink call waits for the kernel.
+//!
+//! Whatever is wanted (commits of the inbox, orders from the local socket) is done in turns: everything that waits, together, as one
+//! transaction, and no more often than flows may be judged again.
 
-use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+mod asked;
+mod fit;
+mod orders;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant, SystemTime};
 
 use actix::prelude::*;
-use groupcast_enforce::enforcer::Enforcer;
 use groupcast_enforce::ruleset::is_adopting;
-use groupcast_enforce::settings::{Mode, Settings};
-use groupcast_policy::ids::WorkloadId;
-use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use groupcast_enforce::settings::{Attached, Settings};
+use groupcast_messages::HostState;
+use groupcast_policy::ids::{HostId, WorkloadId};
+use tokio::sync::watch;
 
 use crate::config::WrittenAttachment;
 use crate::disk::Save;
+use crate::holder::Holder;
 use crate::inbox::Queue;
 use crate::keeper::Keeper;
-use crate::netlink::{Counted, Kernel};
+use crate::mode::{Ordered, host_state, settings_of};
+use crate::netlink::{Links, Master};
+use crate::pace::Pace;
 use crate::state::{Facts, State};
+
+pub use asked::{AskCounters, AskEnforced, AskExplanation, AskForeign, AskRuleset, AskStanding};
+pub use orders::{Attach, Detach, SetAudit, SetMode};
+use orders::{Order, What, step};
 
 // ---- messages
 
-/// Commits are waiting.
+/// Something is in the queue.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Wake;
 
-#[derive(Message)]
-#[rtype(result = "Result<(), String>")]
-pub struct Attach(pub WrittenAttachment);
-
-#[derive(Message)]
-#[rtype(result = "Result<(), String>")]
-pub struct Detach(pub WorkloadId);
-
-#[derive(Message)]
-#[rtype(result = "Result<(), String>")]
-pub struct SetMode {
-    pub mode: WantedMode,
-    pub reason: String,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum WantedMode {
-    Freeze,
-    Bypass,
-    Lockdown,
-    Audit,
-    Resume,
-}
-
-#[derive(Message)]
-#[rtype(result = "Status")]
-pub struct AskStatus;
-
-#[derive(Message)]
-#[rtype(result = "Result<Ruleset, String>")]
-pub struct AskRuleset;
-
-/// What rules have met; of a kernel only.
-#[derive(Message)]
-#[rtype(result = "Result<Vec<Counted>, String>")]
-pub struct AskCounters;
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Status {
-    pub host: String,
-    pub stamp: u32,
-    pub topics: usize,
+/// How far it is: only the newest matters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    pub turns: u64,
     /// Of the inbox's commits, the last in force.
-    pub commit: u64,
-    pub change: u64,
-    /// The last change that was heard of; behind it is what is frozen or failed.
-    pub heard_change: u64,
-    pub mode: String,
-    pub reason: String,
-    pub workloads: Vec<WrittenAttachment>,
-    /// Named, with what to do about it.
-    pub refused: Vec<String>,
-    pub last_error: Option<String>,
-    pub transactions: u64,
-    pub operations: u64,
-    pub bumps: u64,
-    pub failures: u64,
-    pub repairs: u64,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Ruleset {
-    pub wanted: String,
-    pub differences: Vec<String>,
+    pub enforced: u64,
+    pub state: HostState,
 }
 
 // ---- the actor
@@ -97,155 +52,221 @@ pub struct Ruleset {
 /// Waits between attempts after a refused transaction.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(10);
-/// A bump makes every flow on the host be judged again: at most this many within [`BUMPS_WITHIN`]. What comes then waits, together.
-const BUMPS_MAX: usize = 10;
-const BUMPS_WITHIN: Duration = Duration::from_secs(1);
 /// How long connections that are met in the middle are judged like new ones, after a first load.
 const ADOPTION: Duration = Duration::from_secs(60);
 /// How far the disk may be behind.
 const SAVE_EVERY: Duration = Duration::from_secs(2);
-
-pub struct Enforcement<E: Enforcer + Unpin + 'static> {
+/// How often it looks whether somebody touched our table or moved an interface.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub struct Enforcement<E: Holder + Unpin + 'static> {
     keeper: Keeper<E>,
     table: String,
     configured: Settings,
-    mode: Option<(String, String)>,
+    mode: Ordered,
     queue: Queue,
-    enforced: mpsc::UnboundedSender<u64>,
+    progress: watch::Sender<Progress>,
     disk: Recipient<Save>,
-    host: String,
+    host: HostId,
+    missing_features: Vec<String>,
+    links: Option<Links>,
+    links_are_known: bool,
+    /// What interfaces belong to, as of the last look.
+    masters: BTreeMap<String, Master>,
+    /// Attached, but to an interface that cannot be judged now.
+    suspended: BTreeMap<WorkloadId, Attached>,
+    orders: Vec<Order>,
+    turn_is_due: bool,
     unsaved: bool,
-    /// The inbox's commit that is in the keeper's documents, and the one that is in force.
+    /// The inbox's commit (and change) that is in the keeper's documents, and the one that is in force.
     taken: (u64, u64),
     in_force: (u64, u64),
+    behind_since: Option<Instant>,
+    last_change: Option<SystemTime>,
+    overdue: bool,
     retry: Option<Duration>,
+    retry_is_due: bool,
     last_error: Option<String>,
     bumps: Pace,
-}
-
-/// When the last bumps were.
-#[derive(Debug, Default)]
-struct Pace {
-    times: VecDeque<Instant>,
-}
-
-impl Pace {
-    fn bumped(&mut self, now: Instant) {
-        self.times.push_back(now);
-        while self.times.len() > BUMPS_MAX {
-            self.times.pop_front();
-        }
-    }
-
-    /// How long the next one must wait.
-    fn wait(&self, now: Instant) -> Option<Duration> {
-        let oldest = self.times.front().filter(|_| self.times.len() >= BUMPS_MAX)?;
-        (*oldest + BUMPS_WITHIN).checked_duration_since(now).filter(|wait| !wait.is_zero())
-    }
 }
 
 pub struct Parts<E> {
     pub keeper: Keeper<E>,
     pub table: String,
     pub configured: Settings,
-    pub mode: Option<(String, String)>,
+    pub mode: Ordered,
     pub queue: Queue,
-    pub enforced: mpsc::UnboundedSender<u64>,
+    pub progress: watch::Sender<Progress>,
     pub disk: Recipient<Save>,
-    pub host: String,
+    pub host: HostId,
+    pub missing_features: Vec<String>,
+    /// Of the kernel's network namespace; `None` where interfaces are not looked at.
+    pub links: Option<Links>,
 }
 
-impl<E: Enforcer + Unpin + 'static> Enforcement<E> {
+impl<E: Holder + Unpin + 'static> Enforcement<E> {
     pub fn new(parts: Parts<E>) -> Self {
-        let Parts { keeper, table, configured, mode, queue, enforced, disk, host } = parts;
+        let Parts { keeper, table, configured, mode, queue, progress, disk, host, missing_features, links } = parts;
         Self {
             keeper,
             table,
             configured,
             mode,
             queue,
-            enforced,
+            progress,
             disk,
             host,
+            missing_features,
+            links,
+            links_are_known: false,
+            masters: BTreeMap::new(),
+            suspended: BTreeMap::new(),
+            orders: Vec::new(),
+            turn_is_due: false,
             unsaved: false,
             taken: (0, 0),
             in_force: (0, 0),
+            behind_since: None,
+            last_change: None,
+            overdue: false,
             retry: None,
+            retry_is_due: false,
             last_error: None,
             bumps: Pace::default(),
         }
     }
 
+    /// Everything that waits, together; later, if every flow was judged again too often lately.
+    fn turn(&mut self, context: &mut Context<Self>) {
+        if let Some(wait) = self.bumps.wait(Instant::now()) {
+            if !std::mem::replace(&mut self.turn_is_due, true) {
+                context.run_later(wait, |actor, context| {
+                    actor.turn_is_due = false;
+                    actor.turn(context);
+                });
+            }
+            return;
+        }
+        let (waiting, orders) = (self.queue.take(), std::mem::take(&mut self.orders));
+        if waiting.is_empty() && orders.is_empty() {
+            return;
+        }
+        if let Some(last) = waiting.commits.last() {
+            self.taken = (last.number, last.change.max(self.taken.1));
+            self.behind_since.get_or_insert_with(Instant::now);
+            self.overdue = false;
+        }
+        self.overdue |= waiting.overdue.is_some();
+        let outcome = self.counted(|keeper| step(keeper, waiting, &orders));
+        let outcome = self.after(outcome, context);
+        for waiter in orders.into_iter().filter_map(|order| order.waiter) {
+            // Whoever gave up waiting finds out by asking.
+            let _ = waiter.send(outcome.clone());
+        }
+    }
+
+    /// Does something with the keeper, and remembers if it made all flows be judged again.
+    fn counted<T>(&mut self, act: impl FnOnce(&mut Keeper<E>) -> T) -> T {
+        let before = self.keeper.counts;
+        let outcome = act(&mut self.keeper);
+        let now = Instant::now();
+        (before.bumps..self.keeper.counts.bumps).for_each(|_| self.bumps.bumped(now));
+        if self.keeper.counts.transactions > before.transactions {
+            self.last_change = Some(SystemTime::now());
+        }
+        outcome
+    }
+
     /// Looks at a step's outcome: acknowledged, saved, or tried again later.
     fn after(&mut self, outcome: Result<(), E::Error>, context: &mut Context<Self>) -> Result<(), String> {
-        match outcome {
+        let outcome = outcome.map_err(|error| error.to_string());
+        match &outcome {
             Ok(()) => {
                 self.retry = None;
                 self.last_error = None;
                 self.unsaved = true;
-                if self.taken.0 > self.in_force.0 && !self.keeper.is_frozen() {
+                if !self.keeper.is_frozen() {
                     self.in_force = self.taken;
-                    // The receiver ends with the process only.
-                    let _ = self.enforced.send(self.in_force.0);
+                    self.behind_since = None;
                 }
-                Ok(())
             }
-            Err(error) => {
-                let words = error.to_string();
+            Err(words) => {
                 tracing::error!(error = %words, "the last good ruleset stays in force");
                 self.last_error = Some(words.clone());
                 let wait = self.retry.map_or(RETRY_FIRST, |last| (last * 2).min(RETRY_MAX));
-                if self.retry.replace(wait).is_none() {
+                self.retry = Some(wait);
+                if !std::mem::replace(&mut self.retry_is_due, true) {
                     context.run_later(wait, Self::try_again);
                 }
-                Err(words)
             }
         }
+        self.tell();
+        outcome
+    }
+
+    fn tell(&self) {
+        let state = host_state(&self.configured, &self.mode, self.last_error.as_deref());
+        self.progress
+            .send_modify(|progress| *progress = Progress { turns: progress.turns + 1, enforced: self.in_force.0, state });
     }
 
     fn try_again(&mut self, context: &mut Context<Self>) {
-        let Some(wait) = self.retry else { return };
-        let outcome = self.keeper.settle();
-        if self.after(outcome, context).is_err() {
-            context.run_later((wait * 2).min(RETRY_MAX), Self::try_again);
+        self.retry_is_due = false;
+        if self.retry.is_some() {
+            let outcome = self.counted(Keeper::settle);
+            let _ = self.after(outcome, context);
+        }
+    }
+
+    /// Whether somebody touched what is ours, and whether interfaces can still be judged.
+    fn look(&mut self, context: &mut Context<Self>) {
+        if self.keeper.enforcer().is_disturbed() {
+            let outcome = self.counted(Keeper::repair);
+            if matches!(outcome, Ok(true)) {
+                tracing::warn!(table = %self.table, "somebody changed our table: it is put right");
+            }
+            let _ = self.after(outcome.map(|_| ()), context);
+        }
+        self.look_at_links();
+        if !self.orders.is_empty() {
+            self.turn(context);
         }
     }
 
     fn end_adoption(&mut self, context: &mut Context<Self>) {
         self.configured.adopting = false;
+        self.order_mode();
+        self.turn(context);
+    }
+
+    fn order_mode(&mut self) {
         let (settings, frozen) = settings_of(&self.configured, self.mode.as_ref().map(|(mode, _)| mode.as_str()));
-        if !frozen {
-            let outcome = self.keeper.set_settings(settings);
-            let _ = self.after(outcome, context);
-        }
+        self.orders.push(Order { what: What::Mode(settings, frozen), waiter: None });
+    }
+
+    fn attachments(&self) -> Vec<WrittenAttachment> {
+        let all = self.keeper.engine().attachments().iter().chain(&self.suspended);
+        all.filter_map(|(id, attached)| WrittenAttachment::of(id, attached)).collect()
     }
 
     fn save(&mut self) {
         if !self.unsaved {
             return;
         }
-        let engine = self.keeper.engine();
-        let attachments = engine.attachments().iter().filter_map(|(id, attached)| WrittenAttachment::of(id, attached)).collect();
-        let facts = Facts { host: self.host.clone(), stamp: engine.stamp().number(), mode: self.mode.clone(), attachments };
-        let state = State { facts, documents: self.keeper.documents().clone() };
+        let stamp = self.keeper.engine().stamp().number();
+        let facts = Facts {
+            host: self.host.to_string(),
+            stamp,
+            mark_mask: Some(self.configured.mark.mask()),
+            mode: self.mode.clone(),
+            attachments: self.attachments(),
+        };
+        let state = State { facts, documents: self.keeper.in_force().clone() };
         // A disk that is busy gets the next one.
         self.unsaved = self.disk.try_send(Save(Box::new(state))).is_err();
     }
 }
 
-/// The settings of a mode, and whether it freezes.
-pub fn settings_of(configured: &Settings, mode: Option<&str>) -> (Settings, bool) {
-    let of = |mode: Mode| Settings { mode, ..configured.clone() };
-    match mode {
-        Some("bypass") => (of(Mode::Bypass), false),
-        Some("lockdown") => (of(Mode::Lockdown), false),
-        Some("audit") => (of(Mode::Audit), false),
-        Some("freeze") => (configured.clone(), true),
-        _ => (configured.clone(), false),
-    }
-}
-
-impl<E: Enforcer + Unpin + 'static> Actor for Enforcement<E> {
+impl<E: Holder + Unpin + 'static> Actor for Enforcement<E> {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
@@ -255,151 +276,25 @@ impl<E: Enforcer + Unpin + 'static> Actor for Enforcement<E> {
             self.configured.adopting = true;
             context.run_later(ADOPTION, Self::end_adoption);
         }
+        self.look_at_links();
         let (settings, frozen) = settings_of(&self.configured, self.mode.as_ref().map(|(mode, _)| mode.as_str()));
-        let outcome = match (frozen, self.keeper.is_adopted()) {
-            (true, true) => self.keeper.set_frozen(true),
-            (frozen, _) => {
-                self.keeper.set_settings(settings).and_then(|()| if frozen { self.keeper.set_frozen(true) } else { Ok(()) })
-            }
-        };
-        let _ = self.after(outcome, context);
+        // A table that is there is what was frozen.
+        if !(frozen && self.keeper.is_adopted()) {
+            self.orders.push(Order { what: What::Mode(settings, false), waiter: None });
+        }
+        if frozen {
+            self.order_mode();
+        }
+        self.turn(context);
         context.run_interval(SAVE_EVERY, |actor, _| actor.save());
+        context.run_interval(LOOK_EVERY, Self::look);
     }
 }
 
-impl<E: Enforcer + Unpin + 'static> Handler<Wake> for Enforcement<E> {
+impl<E: Holder + Unpin + 'static> Handler<Wake> for Enforcement<E> {
     type Result = ();
 
     fn handle(&mut self, _: Wake, context: &mut Self::Context) {
-        if let Some(wait) = self.bumps.wait(Instant::now()) {
-            context.notify_later(Wake, wait);
-            return;
-        }
-        let commits = self.queue.take();
-        let Some(last) = commits.last() else { return };
-        self.taken = (last.number, last.change.max(self.taken.1));
-        let bumps = self.keeper.counts.bumps;
-        let outcome = self.keeper.moved(&commits);
-        if self.keeper.counts.bumps > bumps {
-            self.bumps.bumped(Instant::now());
-        }
-        let _ = self.after(outcome, context);
-    }
-}
-
-impl<E: Enforcer + Unpin + 'static> Handler<Attach> for Enforcement<E> {
-    type Result = Result<(), String>;
-
-    fn handle(&mut self, Attach(written): Attach, context: &mut Self::Context) -> Self::Result {
-        let (workload, attached) = written.check()?;
-        let interface = attached.attachment.interface();
-        if let Some(master) = crate::host::master_of(interface.as_str()) {
-            return Err(format!(
-                "workload {workload}: interface {interface} belongs to {master}, where its packets cannot be judged; \
-                 take it out of there (`ip link set {interface} nomaster`)"
-            ));
-        }
-        let outcome = self.keeper.attach(workload.clone(), attached);
-        self.after(outcome, context)?;
-        let refused = self.keeper.refused().iter().find(|refusal| *refusal.workload() == workload);
-        refused.map_or(Ok(()), |refusal| Err(refusal.to_string()))
-    }
-}
-
-impl<E: Enforcer + Unpin + 'static> Handler<Detach> for Enforcement<E> {
-    type Result = Result<(), String>;
-
-    fn handle(&mut self, Detach(workload): Detach, context: &mut Self::Context) -> Self::Result {
-        let outcome = self.keeper.detach(&workload);
-        let was = outcome.as_ref().is_ok_and(|was| *was);
-        self.after(outcome.map(|_| ()), context)?;
-        if was { Ok(()) } else { Err(format!("workload {workload} is not attached here")) }
-    }
-}
-
-impl<E: Enforcer + Unpin + 'static> Handler<SetMode> for Enforcement<E> {
-    type Result = Result<(), String>;
-
-    fn handle(&mut self, wanted: SetMode, context: &mut Self::Context) -> Self::Result {
-        let name = match wanted.mode {
-            WantedMode::Freeze => Some("freeze"),
-            WantedMode::Bypass => Some("bypass"),
-            WantedMode::Lockdown => Some("lockdown"),
-            WantedMode::Audit => Some("audit"),
-            WantedMode::Resume => None,
-        };
-        tracing::warn!(mode = ?wanted.mode, reason = %wanted.reason, "set by the operator");
-        let (settings, frozen) = settings_of(&self.configured, name);
-        self.mode = name.map(|name| (name.to_owned(), wanted.reason));
-        let outcome =
-            self.keeper.set_frozen(frozen).and_then(|()| if frozen { Ok(()) } else { self.keeper.set_settings(settings) });
-        self.after(outcome, context)
-    }
-}
-
-impl<E: Enforcer + Unpin + 'static> Handler<AskStatus> for Enforcement<E> {
-    type Result = MessageResult<AskStatus>;
-
-    fn handle(&mut self, _: AskStatus, _: &mut Self::Context) -> Self::Result {
-        let engine = self.keeper.engine();
-        let (mode, reason) = self.mode.clone().unwrap_or(("enforce".into(), String::new()));
-        let counts = self.keeper.counts;
-        MessageResult(Status {
-            host: self.host.clone(),
-            stamp: engine.stamp().number(),
-            topics: self.keeper.documents().len(),
-            commit: self.in_force.0,
-            change: self.in_force.1,
-            heard_change: self.taken.1,
-            mode,
-            reason,
-            workloads: engine.attachments().iter().filter_map(|(id, attached)| WrittenAttachment::of(id, attached)).collect(),
-            refused: self.keeper.refused().iter().map(ToString::to_string).collect(),
-            last_error: self.last_error.clone(),
-            transactions: counts.transactions,
-            operations: counts.operations,
-            bumps: counts.bumps,
-            failures: counts.failures,
-            repairs: counts.repairs,
-        })
-    }
-}
-
-impl<E: Enforcer + Unpin + 'static> Handler<AskRuleset> for Enforcement<E> {
-    type Result = Result<Ruleset, String>;
-
-    fn handle(&mut self, _: AskRuleset, _: &mut Self::Context) -> Self::Result {
-        let there = self.keeper.read().map_err(|error| error.to_string())?.unwrap_or_default();
-        let wanted = self.keeper.engine().actual();
-        let text = groupcast_enforce::text::Script { name: &self.table, table: wanted }.to_string();
-        Ok(Ruleset { wanted: text, differences: wanted.differences(&there) })
-    }
-}
-
-impl Handler<AskCounters> for Enforcement<Kernel> {
-    type Result = Result<Vec<Counted>, String>;
-
-    fn handle(&mut self, _: AskCounters, _: &mut Self::Context) -> Self::Result {
-        self.keeper.enforcer().counters().map_err(|error| error.to_string())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bumps_are_paced() {
-        let start = Instant::now();
-        let mut pace = Pace::default();
-        for _ in 0..BUMPS_MAX {
-            assert_eq!(pace.wait(start), None);
-            pace.bumped(start);
-        }
-        assert_eq!(pace.wait(start), Some(BUMPS_WITHIN));
-        assert_eq!(pace.wait(start + BUMPS_WITHIN / 4), Some(BUMPS_WITHIN * 3 / 4));
-        assert_eq!(pace.wait(start + BUMPS_WITHIN), None);
-        pace.bumped(start + BUMPS_WITHIN);
-        assert_eq!(pace.times.len(), BUMPS_MAX);
+        self.turn(context);
     }
 }

@@ -1,29 +1,51 @@
-//! From the topic reader to the enforcement: commits as they come, in order, and acknowledgements back.
+//! From the topic reader to the enforcement: commits as they come, in order, and acknowledgements back; and what the host asks of the
+//! registrar.
 //!
 //! The reader calls from its own task and must not wait, so commits go into a queue that the enforcement empties as a whole. A queue
 //! that grows beyond its bound is given up for the reader's whole state, which is what all of it leads to.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use groupcast_bus_config::accounts::Role;
 use groupcast_bus_config::connect::{self, Identity, Options};
+use groupcast_bus_config::subjects;
+use groupcast_messages::{Cut, HostRequest, HostRequestAnswer};
+use groupcast_policy::doc::Document;
+use groupcast_policy::ids::HostId;
+use groupcast_policy::needs::Documents;
+use groupcast_policy::safe::safe;
 use groupcast_policy::topic::Topic;
-use groupcast_topics::nats::{ReaderHandle, spawn_reader};
+use groupcast_topics::nats::{Client, Hooks, ReaderHandle, is_connected, request, spawn_reader};
 use groupcast_topics::reader::{self, Commit, Reader};
+use tokio::sync::oneshot;
 
 use crate::config::Config;
 use crate::keeper::{Moved, MovedDocument};
+use crate::report::Heard;
+use crate::state::Replica;
 
 /// Commits that wait for the enforcement.
 pub const WAITING_COMMITS_MAX: usize = 1_000;
+/// Requests to the registrar that wait for their answers.
+pub const WAITING_REQUESTS_MAX: usize = 1_000;
 
 #[derive(Debug, Default)]
 pub struct Waiting {
-    commits: Vec<Moved>,
+    pub commits: Vec<Moved>,
+    /// The safe part of a change that is overdue after the last of the commits.
+    pub overdue: Option<Replica>,
 }
 
 impl Waiting {
+    pub fn is_empty(&self) -> bool {
+        self.commits.is_empty() && self.overdue.is_none()
+    }
+
     fn push(&mut self, reader: &Reader, commit: &Commit) {
+        self.overdue = None;
         let replaced = |topic: &Topic| Some(MovedDocument::Replaced(Box::new(reader.document(topic)?.clone())));
         if self.commits.len() >= WAITING_COMMITS_MAX {
             let edits = reader.documents().filter_map(|(topic, _)| Some((topic.clone(), replaced(topic)?))).collect();
@@ -48,31 +70,180 @@ impl Waiting {
 #[derive(Debug, Clone, Default)]
 pub struct Queue(Arc<Mutex<Waiting>>);
 
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while one of these is held, and a half-done change is not possible.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Queue {
     pub fn push(&self, reader: &Reader, commit: &Commit) {
-        // Nothing panics while it is held, and a half-pushed commit is not possible.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(reader, commit);
+        locked(&self.0).push(reader, commit);
     }
 
-    pub fn take(&self) -> Vec<Moved> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner).commits)
+    /// The safe part of what the reader holds back.
+    fn overdue(&self, host: &HostId, reader: &Reader) {
+        locked(&self.0).overdue = safe(host, &Committed(reader), &Overlay::of(reader));
+    }
+
+    pub fn take(&self) -> Waiting {
+        std::mem::take(&mut locked(&self.0))
     }
 }
 
-/// Connects in the background: the agent starts, and enforces what it knows, also without the bus. `wake` is called after every commit.
-pub async fn open(
-    config: &Config,
-    queue: Queue,
-    seed: u64,
-    wake: impl Fn() + Send + 'static,
-) -> Result<ReaderHandle, connect::Error> {
-    let identity = config.credentials.clone().map_or(Identity::Nobody, Identity::File);
-    let options = Options::new(&config.servers, Role::Host, &config.host).identity(identity).in_background();
-    let (client, events) = connect::connect(options).await?;
-    let on_commit = move |reader: &Reader, commit: &Commit| {
-        queue.push(reader, commit);
-        wake();
-        false
-    };
-    Ok(spawn_reader(client, events, config.host.clone(), reader::Settings::default(), seed, Box::new(on_commit)))
+struct Committed<'r>(&'r Reader);
+
+impl Documents for Committed<'_> {
+    fn document(&self, topic: &Topic) -> Option<&Document> {
+        self.0.document(topic)
+    }
+}
+
+/// What is committed, with what is held back on top, as far as it can be applied.
+struct Overlay<'r> {
+    reader: &'r Reader,
+    changed: HashMap<Topic, Document>,
+}
+
+impl<'r> Overlay<'r> {
+    fn of(reader: &'r Reader) -> Self {
+        let mut overlay = Self { reader, changed: HashMap::new() };
+        for (topic, edit) in reader.held_back() {
+            // A document that is not held begins somewhere else: it is not synced.
+            let Some(mut document) = overlay.document(topic).cloned() else { continue };
+            if document.apply(edit).is_ok() {
+                overlay.changed.insert(topic.clone(), document);
+            }
+        }
+        overlay
+    }
+}
+
+impl Documents for Overlay<'_> {
+    fn document(&self, topic: &Topic) -> Option<&Document> {
+        self.changed.get(topic).or_else(|| self.reader.document(topic))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    incidents: u64,
+    last_incident: Option<String>,
+    requests: HashMap<String, oneshot::Sender<HostRequestAnswer>>,
+}
+
+pub struct Inbox {
+    reader: ReaderHandle,
+    client: Client,
+    host: HostId,
+    notes: Arc<Mutex<Notes>>,
+    requests: AtomicU64,
+}
+
+impl Inbox {
+    /// Connects in the background: the agent starts, and enforces what it knows, also without the bus. `wake` is called whenever
+    /// something is in the queue.
+    pub async fn open(
+        config: &Config,
+        queue: Queue,
+        seed: u64,
+        wake: impl Fn() + Send + Clone + 'static,
+    ) -> Result<Self, connect::Error> {
+        let identity = config.credentials.clone().map_or(Identity::Nobody, Identity::File);
+        let options = Options::new(&config.servers, Role::Host, &config.host).identity(identity).in_background();
+        let (client, events) = connect::connect(options).await?;
+        let notes = Arc::new(Mutex::new(Notes::default()));
+        let hooks = Hooks {
+            commit: Box::new({
+                let (queue, wake) = (queue.clone(), wake.clone());
+                move |reader: &Reader, commit: &Commit| {
+                    queue.push(reader, commit);
+                    wake();
+                    false
+                }
+            }),
+            overdue: Box::new({
+                let host = config.host.clone();
+                move |reader: &Reader| {
+                    queue.overdue(&host, reader);
+                    wake();
+                }
+            }),
+            incident: Box::new({
+                let notes = notes.clone();
+                move |incident| {
+                    let mut notes = locked(&notes);
+                    notes.incidents += 1;
+                    notes.last_incident = Some(format!("{incident:?}"));
+                }
+            }),
+            answer: Box::new({
+                let notes = notes.clone();
+                move |token, payload| {
+                    let waiter = locked(&notes).requests.remove(token);
+                    if let (Some(waiter), Ok(answer)) = (waiter, HostRequestAnswer::decode(payload)) {
+                        // Whoever gave up waiting is told nothing.
+                        let _ = waiter.send(answer);
+                    }
+                }
+            }),
+        };
+        let reader = spawn_reader(client.clone(), events, config.host.clone(), reader::Settings::default(), seed, hooks);
+        Ok(Self { reader, client, host: config.host.clone(), notes, requests: AtomicU64::new(0) })
+    }
+
+    pub fn reader(&self) -> &ReaderHandle {
+        &self.reader
+    }
+
+    /// Asks the registrar; an error says why there is no answer.
+    pub async fn ask(&self, asked: &HostRequest, within: Duration) -> Result<HostRequestAnswer, String> {
+        if !is_connected(&self.client) {
+            return Err("the bus is not connected".into());
+        }
+        let token = format!("host-{}", self.requests.fetch_add(1, Ordering::Relaxed));
+        let (answer, answered) = oneshot::channel();
+        {
+            let mut notes = locked(&self.notes);
+            if notes.requests.len() >= WAITING_REQUESTS_MAX {
+                return Err(format!("{WAITING_REQUESTS_MAX} requests wait for answers already"));
+            }
+            notes.requests.insert(token.clone(), answer);
+        }
+        let sent = request(&self.client, subjects::register(&self.host), &token, asked.encode());
+        let outcome = tokio::time::timeout(within, async {
+            sent.await.map_err(|error| error.to_string())?;
+            answered.await.map_err(|_| "the answer cannot be read".to_owned())
+        });
+        let outcome = outcome.await.unwrap_or_else(|_| Err(format!("no answer within {within:?}")));
+        locked(&self.notes).requests.remove(&token);
+        outcome
+    }
+
+    /// Waits until the host stands at this cut or beyond; the last commit up to there. `None`: the reader has ended.
+    pub async fn reach(&self, cut: Cut) -> Option<u64> {
+        const LOOK_EVERY: Duration = Duration::from_millis(20);
+        self.reader.refresh().await;
+        loop {
+            let (stands, commits) = self.reader.inspect(|reader| (reader.cut(), reader.commits())).await?;
+            if stands >= Some(cut) {
+                return Some(commits);
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    pub async fn heard(&self) -> Heard {
+        let (cut, held_deltas, revisions) = self
+            .reader
+            .inspect(|reader| {
+                let revision = |topic: &Topic| Some((topic.to_string(), reader.revision(topic)?));
+                let revisions: BTreeMap<String, u64> = reader.documents().filter_map(|(topic, _)| revision(topic)).collect();
+                (reader.cut().map(|cut| (cut.term, cut.lead)), reader.pending(), revisions)
+            })
+            .await
+            .unwrap_or_default();
+        let notes = locked(&self.notes);
+        let (incidents, last_incident) = (notes.incidents, notes.last_incident.clone());
+        Heard { connected: is_connected(&self.client), cut, held_deltas, incidents, last_incident, revisions }
+    }
 }

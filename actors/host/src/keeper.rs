@@ -3,16 +3,17 @@
 
 use std::collections::HashMap;
 
-use groupcast_enforce::enforcer::Enforcer;
 use groupcast_enforce::engine::{Engine, Plan};
 use groupcast_enforce::ruleset::Refusal;
 use groupcast_enforce::settings::{Attached, Attachments, Settings, Stamp};
+use groupcast_enforce::stamp;
 use groupcast_enforce::table::Table;
 use groupcast_policy::doc::{Document, Edit};
 use groupcast_policy::ids::{HostId, WorkloadId};
 use groupcast_policy::needs::Documents;
 use groupcast_policy::topic::Topic;
 
+use crate::holder::Holder;
 use crate::state::Replica;
 
 /// One commit of the inbox, with the contents of documents that were replaced.
@@ -32,7 +33,7 @@ pub enum MovedDocument {
     Replaced(Box<Document>),
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Counts {
     pub transactions: u64,
     pub operations: u64,
@@ -40,6 +41,35 @@ pub struct Counts {
     pub failures: u64,
     /// The table was not what we had left there, and was put right.
     pub repairs: u64,
+    /// Connections whose stamp was taken away, because it could have been another policy's.
+    pub unmarked: u64,
+}
+
+/// What is known about the stamps that connections may carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Marks {
+    /// None is ahead of ours.
+    Known,
+    /// Only the disk knows ours, and it may be behind by a few.
+    Behind,
+    /// Any.
+    Unknown,
+}
+
+/// The disk is behind by fewer stamps than this: by what is bumped while it is being written.
+pub const STAMPS_BEHIND_MAX: u32 = 1_000;
+
+/// What is known before the enforcer is asked.
+pub struct Known {
+    pub host: HostId,
+    pub settings: Settings,
+    pub attachments: Attachments,
+    pub documents: Replica,
+    /// The last one that the disk knows.
+    pub stamp: Option<Stamp>,
+    /// The last life wrote its stamps to other bits of marks than this one does.
+    pub bits_moved: bool,
+    pub random: Stamp,
 }
 
 pub struct Keeper<E> {
@@ -48,8 +78,14 @@ pub struct Keeper<E> {
     documents: Replica,
     /// Documents come from the disk until the first commit of this run: nothing of theirs is mixed with what the bus says.
     cached: bool,
+    /// What is in force instead of the documents: what they were when everything was frozen, or the safe part of a change that
+    /// cannot be put in force whole yet.
+    shown: Option<Replica>,
     frozen: bool,
     adopted: bool,
+    /// What was adopted is nobody else's to touch. Until then it is an orphan.
+    taken_over: bool,
+    marks: Marks,
     pub counts: Counts,
 }
 
@@ -62,36 +98,89 @@ impl Documents for Held<'_> {
     }
 }
 
-impl<E: Enforcer> Keeper<E> {
-    /// Takes over the table that the enforcer holds, if it does. `stamp` is what the disk says, or a random one.
+impl<E: Holder> Keeper<E> {
+    /// Takes over the table that the enforcer holds, if it does. `stamp` is where stamps begin if it does not.
     pub fn start(
         host: HostId,
         settings: Settings,
         attachments: Attachments,
         stamp: Stamp,
         documents: Replica,
-        mut enforcer: E,
+        enforcer: E,
     ) -> Result<Self, E::Error> {
+        Self::start_from(
+            Known { host, settings, attachments, documents, stamp: None, bits_moved: false, random: stamp },
+            enforcer,
+        )
+    }
+
+    /// The same from what the disk knows.
+    pub fn start_from(known: Known, mut enforcer: E) -> Result<Self, E::Error> {
+        let Known { host, settings, attachments, documents, stamp, bits_moved, random } = known;
         let held = enforcer.read()?;
         let adopted = held.is_some();
-        let engine = match held {
-            Some(table) => Engine::adopt(host, settings, attachments, stamp, table),
-            None => Engine::new(host, settings, attachments, stamp),
+        let in_kernel = held.as_ref().and_then(|table| stamp::stamp_of(&settings, table));
+        // The kernel knows best. The disk may be behind. Where nobody knows, it begins where nobody expects.
+        let ahead = stamp.and_then(|stamp| Stamp::new(stamp.number() + STAMPS_BEHIND_MAX));
+        let (begin, marks) = match (in_kernel, stamp, ahead) {
+            // The old table goes on writing what looks like any stamp until ours is there: it is taken away afterwards.
+            _ if bits_moved => (random, Marks::Behind),
+            (Some(held), stamp, _) => (stamp.map_or(held, |stamp| stamp.max(held)), Marks::Known),
+            (None, Some(_), Some(ahead)) => (ahead, Marks::Behind),
+            (None, ..) => (random, Marks::Unknown),
         };
-        Ok(Self { engine, enforcer, documents, cached: true, frozen: false, adopted, counts: Counts::default() })
+        let engine = match held {
+            Some(table) => Engine::adopt(host, settings, attachments, begin, table),
+            None => Engine::new(host, settings, attachments, begin),
+        };
+        let counts = Counts::default();
+        Ok(Self {
+            engine,
+            enforcer,
+            documents,
+            cached: true,
+            shown: None,
+            frozen: false,
+            adopted,
+            taken_over: false,
+            marks,
+            counts,
+        })
     }
 
     /// Makes everything as it should be by what is known. Also the way to try again after a failure.
     pub fn settle(&mut self) -> Result<(), E::Error> {
-        let plan = self.engine.compare(&Held(&self.documents));
+        let plan = self.engine.compare(&Held(self.in_force()));
         self.take(plan)
+    }
+
+    /// The documents by which the kernel is told.
+    pub fn in_force(&self) -> &Replica {
+        self.shown.as_ref().unwrap_or(&self.documents)
     }
 
     /// All commits that came out of one event, together.
     pub fn moved(&mut self, commits: &[Moved]) -> Result<(), E::Error> {
+        let (edits, whole) = self.hear(commits);
+        if self.frozen {
+            return Ok(());
+        }
+        let held = Held(self.in_force());
+        let plan = if whole { self.engine.compare(&held) } else { self.engine.change(&edits, &held) };
+        self.take(plan)
+    }
+
+    /// Takes commits into the documents and touches nothing else: the edits, and whether only a comparison of everything helps.
+    pub fn hear(&mut self, commits: &[Moved]) -> (Vec<(Topic, Option<Edit>)>, bool) {
         let mut edits: Vec<(Topic, Option<Edit>)> = Vec::new();
-        let mut whole = self.cached || self.frozen;
-        if self.cached && !commits.is_empty() {
+        let mut whole = self.cached || self.shown.is_some();
+        if commits.is_empty() {
+            return (edits, whole);
+        }
+        if !self.frozen {
+            self.shown = None;
+        }
+        if self.cached {
             self.documents = HashMap::new();
             self.cached = false;
         }
@@ -118,48 +207,95 @@ impl<E: Enforcer> Keeper<E> {
                 edits.push((topic.clone(), None));
             }
         }
-        if self.frozen {
-            return Ok(());
+        (edits, whole)
+    }
+
+    /// The safe part of a change that is overdue; in force until the next commit.
+    pub fn overdue(&mut self, safe: Replica) -> Result<(), E::Error> {
+        self.show(safe);
+        self.settle()
+    }
+
+    /// The same, in force with the next [`Keeper::settle`].
+    pub fn show(&mut self, safe: Replica) {
+        if !self.frozen && !self.cached {
+            self.shown = Some(safe);
         }
-        let held = Held(&self.documents);
-        let plan = if whole { self.engine.compare(&held) } else { self.engine.change(&edits, &held) };
-        self.take(plan)
     }
 
     pub fn attach(&mut self, workload: WorkloadId, attached: Attached) -> Result<(), E::Error> {
-        let mut attachments = self.engine.attachments().clone();
-        attachments.insert(workload, attached);
-        self.engine.set_attachments(attachments);
+        self.want(workload, Some(attached));
         self.settle()
     }
 
     /// `false`: it was not attached.
     pub fn detach(&mut self, workload: &WorkloadId) -> Result<bool, E::Error> {
-        let mut attachments = self.engine.attachments().clone();
-        let was = attachments.remove(workload).is_some();
-        self.engine.set_attachments(attachments);
+        let was = self.want(workload.clone(), None);
         self.settle()?;
         Ok(was)
     }
 
+    /// Notes how a workload is to be attached, or that it is not to be; in force with the next [`Keeper::settle`]. Whether it was.
+    pub fn want(&mut self, workload: WorkloadId, attached: Option<Attached>) -> bool {
+        let mut attachments = self.engine.attachments().clone();
+        let was = match attached {
+            Some(attached) => attachments.insert(workload, attached),
+            None => attachments.remove(&workload),
+        };
+        self.engine.set_attachments(attachments);
+        was.is_some()
+    }
+
     pub fn set_settings(&mut self, settings: Settings) -> Result<(), E::Error> {
-        self.engine.set_settings(settings);
+        self.want_settings(settings);
         self.settle()
+    }
+
+    /// In force with the next [`Keeper::settle`].
+    pub fn want_settings(&mut self, settings: Settings) {
+        self.engine.set_settings(settings);
     }
 
     /// While frozen the kernel keeps what it has; what was missed is made good by thawing.
     pub fn set_frozen(&mut self, frozen: bool) -> Result<(), E::Error> {
-        self.frozen = frozen;
+        self.want_frozen(frozen);
         if frozen { Ok(()) } else { self.settle() }
+    }
+
+    /// In force with the next [`Keeper::settle`].
+    pub fn want_frozen(&mut self, frozen: bool) {
+        if frozen && !self.frozen && self.shown.is_none() {
+            self.shown = Some(self.documents.clone());
+        }
+        if !frozen && self.frozen {
+            self.shown = None;
+        }
+        self.frozen = frozen;
+    }
+
+    /// Looks whether the table is what we left there, and puts it right if not; whether it was not.
+    pub fn repair(&mut self) -> Result<bool, E::Error> {
+        let found = self.enforcer.found()?;
+        if found == *self.engine.actual() {
+            return Ok(false);
+        }
+        self.engine.set_actual(found);
+        self.counts.repairs += 1;
+        self.settle()?;
+        Ok(true)
     }
 
     fn take(&mut self, plan: Plan) -> Result<(), E::Error> {
         if plan.transaction.is_empty() {
+            if self.adopted && !self.taken_over {
+                self.enforcer.take_over()?;
+                self.taken_over = true;
+            }
             self.engine.committed(plan);
             return Ok(());
         }
         let (operations, stamp) = (plan.transaction.ops.len() as u64, plan.stamp);
-        match self.enforcer.commit(&plan.transaction) {
+        match self.commit(&plan) {
             Ok(()) => {
                 self.counts.transactions += 1;
                 self.counts.operations += operations;
@@ -171,18 +307,43 @@ impl<E: Enforcer> Keeper<E> {
                 self.counts.failures += 1;
                 self.engine.failed();
                 // Perhaps it is not what we think: look, and if so, put it right at once.
-                let found = self.enforcer.read()?.unwrap_or_default();
+                let found = self.enforcer.found()?;
                 if found == *self.engine.actual() {
                     return Err(error);
                 }
                 self.engine.set_actual(found);
-                let plan = self.engine.compare(&Held(&self.documents));
-                self.enforcer.commit(&plan.transaction)?;
+                let plan = self.engine.compare(&Held(self.in_force()));
+                self.commit(&plan)?;
                 self.engine.committed(plan);
                 self.counts.repairs += 1;
                 Ok(())
             }
         }
+    }
+
+    /// Commits, and sees to it that no connection carries the plan's stamp from another policy.
+    fn commit(&mut self, plan: &Plan) -> Result<(), E::Error> {
+        let bits = self.engine.settings().mark;
+        let (now, next) = (self.engine.stamp(), plan.stamp);
+        let current = |stamp| [bits.judged(stamp), bits.half_judged(stamp)];
+        if self.marks == Marks::Unknown {
+            self.counts.unmarked += self.enforcer.zero_marks(bits.mask(), &[])?;
+        } else if plan.wrapped {
+            // What the table stamps meanwhile carries the last of the old stamps, which is not the next.
+            self.counts.unmarked += self.enforcer.zero_marks(bits.mask(), &current(now))?;
+        }
+        self.enforcer.commit(&plan.transaction)?;
+        self.taken_over = true;
+        let stale = self.marks == Marks::Behind || plan.wrapped;
+        self.marks = Marks::Known;
+        if stale {
+            // None of these is current; but one day their stamps will be used again. It is in force already: not a failure.
+            match self.enforcer.zero_marks(bits.mask(), &current(next)) {
+                Ok(count) => self.counts.unmarked += count,
+                Err(error) => tracing::warn!(%error, "old stamps stay on idle connections"),
+            }
+        }
+        Ok(())
     }
 
     pub fn engine(&self) -> &Engine {

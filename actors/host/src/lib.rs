@@ -1,10 +1,11 @@
 //! The host agent: topics in, nftables out. GPL-3.0-or-later, because it links [`rustables`]; no other crate may use this one.
 //!
 //! - [`config`]: what `agent.toml` says
-//! - [`keeper`]: documents, engine and enforcer together
+//! - [`keeper`], [`holder`]: documents, engine and enforcer together, and what they need of a kernel
 //! - [`state`]: the last good state on disk
 //! - [`inbox`], [`enforcement`], [`disk`]: commits in, the kernel's table, the disk; the last two are actors
-//! - [`api`], [`http`]: the local socket, and metrics
+//! - [`mode`], [`pace`], [`explain`], [`report`]: what operators order, how often flows are judged again, why, and what is said about it
+//! - [`api`], [`command`], [`http`], [`notify`]: the local socket and its command line, metrics, the service manager
 //! - [`mod@bench`]: what enforcing costs
 //! - [`run`]: all of it as a process
 //! - [`netlink`]: the kernel as an enforcer
@@ -14,13 +15,20 @@
 
 pub mod api;
 pub mod bench;
+pub mod command;
 pub mod config;
 pub mod disk;
 pub mod enforcement;
+pub mod explain;
+pub mod holder;
 pub mod host;
 pub mod http;
 pub mod inbox;
 pub mod keeper;
+pub mod mode;
 pub mod netlink;
+pub mod notify;
+pub mod pace;
+pub mod report;
 pub mod run;
 pub mod state;

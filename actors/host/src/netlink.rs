@@ -1,11 +1,16 @@
 //! The kernel as an [`Enforcer`]: one transaction is one netlink datagram, errors name the operation and carry the kernel's words, and
 //! the table reads back as what was written.
 
+mod conntrack;
 mod expressions;
+mod foreign;
+mod links;
+mod probe;
 mod read;
 mod sets;
 mod socket;
 mod transaction;
+mod watch;
 mod wire;
 
 #[cfg(test)]
@@ -14,12 +19,19 @@ mod tests;
 use std::fmt;
 use std::io;
 
+use groupcast_enforce::Name;
 use groupcast_enforce::delta::{Op, Transaction};
 use groupcast_enforce::enforcer::Enforcer;
-use groupcast_enforce::table::Table;
+use groupcast_enforce::table::{Chain, Table};
 
+use crate::holder::Holder;
 use socket::{Complaint, Transport};
 use transaction::{Encoder, Handles, needs_handles};
+use watch::Watch;
+
+pub use foreign::Foreign;
+pub use links::{Links, Master};
+pub use probe::Missing;
 
 /// Others get EPERM; the table survives our death and is adopted again. Kernel 6.9 or newer.
 const FLAGS_OWNED: u32 = 2 | 4;
@@ -89,6 +101,8 @@ pub struct Kernel {
     flags: u32,
     known: bool,
     handles: Handles,
+    /// Where the kernel does not keep others away from the table.
+    watch: Option<Watch>,
 }
 
 impl Kernel {
@@ -96,7 +110,7 @@ impl Kernel {
     pub fn open(table: &str, owned: bool) -> Result<Self, KernelError> {
         let transport = Transport::open()?;
         let flags = if owned { FLAGS_OWNED } else { 0 };
-        Ok(Self { transport, table: table.to_owned(), flags, known: false, handles: Handles::new() })
+        Ok(Self { transport, table: table.to_owned(), flags, known: false, handles: Handles::new(), watch: None })
     }
 
     /// Whether nobody else may touch the table. The first commit finds out whether the kernel can do that.
@@ -107,6 +121,16 @@ impl Kernel {
     /// Packets and bytes that each rule with a counter has met, by chain and place.
     pub fn counters(&mut self) -> Result<Vec<Counted>, KernelError> {
         Ok(read::counters(&mut self.transport, &self.table)?)
+    }
+
+    /// What this kernel lacks. Leaves nothing behind.
+    pub fn probe(&mut self) -> Result<Vec<Missing>, KernelError> {
+        probe::run(&mut self.transport, &self.table)
+    }
+
+    /// What others have there that interferes; `mask`: our bits of connections' marks.
+    pub fn foreign(&mut self, mask: u32) -> Foreign {
+        foreign::read(&mut self.transport, &self.table, mask)
     }
 
     /// A transaction that needs no handles, ready to be sent: what a bare program would send.
@@ -207,6 +231,11 @@ impl Enforcer for Kernel {
             return Err(error);
         }
         self.known = true;
+        match (self.is_owned(), &self.watch) {
+            (true, _) => self.watch = None,
+            (false, None) => self.watch = Some(Watch::open()?),
+            (false, Some(_)) => {}
+        }
         // The handles of new rules are asked for when they are needed.
         self.handles
             .retain(|_, rules| !rules.is_empty() && rules.iter().all(|rule| matches!(rule, transaction::Handle::Kernel(_))));
@@ -223,5 +252,27 @@ impl Enforcer for Kernel {
             return Err(KernelError::Strange { table: self.table.clone(), what });
         }
         Ok(Some(read.table))
+    }
+}
+
+impl Holder for Kernel {
+    fn zero_marks(&mut self, mask: u32, keep: &[u32]) -> Result<u64, KernelError> {
+        Ok(conntrack::zero(&mut self.transport, mask, keep)?)
+    }
+
+    fn found(&mut self) -> Result<Table, KernelError> {
+        match self.read() {
+            Err(KernelError::Strange { .. }) => {
+                let strange = (Name::from("strange"), Chain::default());
+                Ok(Table { chains: [strange].into(), ..Table::default() })
+            }
+            found => Ok(found?.unwrap_or_default()),
+        }
+    }
+
+    fn is_disturbed(&mut self) -> bool {
+        let own = self.transport.port();
+        // What cannot be heard may have been anything.
+        self.watch.as_mut().is_some_and(|watch| watch.is_disturbed(&self.table, own).unwrap_or(true))
     }
 }

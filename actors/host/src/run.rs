@@ -1,21 +1,26 @@
 //! The agent as a process: everything put together.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use actix::prelude::*;
-use groupcast_enforce::enforcer::Enforcer;
 use groupcast_enforce::settings::Stamp;
-use tokio::sync::mpsc;
+use groupcast_messages::HostState;
+use tokio::sync::watch;
 
 use crate::api::{self, Doors};
 use crate::config::Config;
 use crate::disk::Disk;
-use crate::enforcement::{Enforcement, Parts, Wake, settings_of};
-use crate::inbox::{self, Queue};
-use crate::keeper::Keeper;
-use crate::netlink::Kernel;
+use crate::enforcement::{AskEnforced, Enforcement, Parts, Progress, Wake};
+use crate::holder::Holder;
+use crate::host;
+use crate::http::{self, Pages};
+use crate::inbox::{Inbox, Queue};
+use crate::keeper::{Keeper, Known};
+use crate::mode::settings_of;
+use crate::netlink::{Kernel, Links};
+use crate::notify::Manager;
 use crate::state::State;
-use crate::{host, http};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -36,7 +41,7 @@ fn remembered(config: &Config) -> State {
 }
 
 /// The keeper as it starts: the kernel's table if there is one, the disk's documents and attachments.
-fn keeper<E: Enforcer>(config: &Config, state: &State, enforcer: E) -> Result<Keeper<E>, Failure>
+fn keeper<E: Holder>(config: &Config, state: &State, enforcer: E) -> Result<Keeper<E>, Failure>
 where
     E::Error: 'static,
 {
@@ -49,16 +54,42 @@ where
     }
     let mode = state.facts.mode.as_ref().map(|(mode, _)| mode.as_str());
     let (settings, _) = settings_of(&config.settings, mode);
-    // Where nobody knows the last stamp, a random one is very likely none that a connection carries.
     let random = (host::random()? % u64::from(Stamp::MAX.number() / 2)) as u32 + 1;
-    let stamp = Stamp::new(state.facts.stamp).or(Stamp::new(random)).unwrap_or(Stamp::FIRST);
-    Ok(Keeper::start(config.host.clone(), settings, attachments, stamp, state.documents.clone(), enforcer)?)
+    let known = Known {
+        host: config.host.clone(),
+        settings,
+        attachments,
+        documents: state.documents.clone(),
+        stamp: Stamp::new(state.facts.stamp),
+        bits_moved: state.facts.mark_mask.is_some_and(|mask| mask != config.settings.mark.mask()),
+        random: Stamp::new(random).unwrap_or(Stamp::FIRST),
+    };
+    Ok(Keeper::start_from(known, enforcer)?)
+}
+
+/// The kernel, if it can do what is needed; each feature that it lacks is named.
+fn kernel(config: &Config) -> Result<(Kernel, Vec<String>), Failure> {
+    let mut kernel = Kernel::open(&config.table, config.owned_table)?;
+    let missing = kernel.probe()?;
+    let named: Vec<String> = missing.iter().map(|missing| format!("{} ({})", missing.feature, missing.words)).collect();
+    named.iter().for_each(|feature| tracing::warn!(%feature, "this kernel lacks"));
+    if missing.iter().any(|missing| missing.needed) {
+        let needed: Vec<String> =
+            missing.iter().filter(|missing| missing.needed).map(|missing| missing.feature.to_owned()).collect();
+        return Err(format!(
+            "this kernel cannot enforce anything, it lacks: {}; load the modules nf_tables and nf_conntrack, or run kernel 6.1 or newer",
+            needed.join("; ")
+        )
+        .into());
+    }
+    Ok((kernel, named))
 }
 
 /// Loads what the disk remembers, or closes what is claimed, and ends: before the network is up.
 pub fn boot(config: &Config) -> Result<(), Failure> {
     let state = remembered(config);
-    let mut keeper = keeper(config, &state, Kernel::open(&config.table, config.owned_table)?)?;
+    let (kernel, _) = kernel(config)?;
+    let mut keeper = keeper(config, &state, kernel)?;
     keeper.settle()?;
     Ok(())
 }
@@ -80,14 +111,16 @@ pub fn cleanup(config: &Config) -> Result<(), Failure> {
 }
 
 pub async fn run(config: Config) -> Result<(), Failure> {
+    let manager = Manager::from_environment();
     let listener = api::listen(&config.socket)?;
     if let Some(folder) = config.state.parent() {
         std::fs::create_dir_all(folder)?;
     }
     let state = remembered(&config);
-    let keeper = keeper(&config, &state, Kernel::open(&config.table, config.owned_table)?)?;
+    let (kernel, missing_features) = kernel(&config)?;
+    let keeper = keeper(&config, &state, kernel)?;
     let queue = Queue::default();
-    let (enforced, mut acknowledge) = mpsc::unbounded_channel();
+    let (progress, told) = watch::channel(Progress { turns: 0, enforced: 0, state: HostState::Enforcing });
     let disk = Disk { path: config.state.clone() };
     let disk = Disk::start_in_arbiter(&Arbiter::new().handle(), move |_| disk);
     let parts = Parts {
@@ -96,41 +129,62 @@ pub async fn run(config: Config) -> Result<(), Failure> {
         configured: config.settings.clone(),
         mode: state.facts.mode.clone(),
         queue: queue.clone(),
-        enforced,
+        progress,
         disk: disk.recipient(),
-        host: config.host.to_string(),
+        host: config.host.clone(),
+        missing_features,
+        links: Some(Links::open()?),
     };
     let enforcement = Enforcement::start_in_arbiter(&Arbiter::new().handle(), move |_| Enforcement::new(parts));
+    // What the disk knows is in force before anybody is told that we are ready.
+    enforcement.send(AskEnforced).await?;
     let wake = enforcement.clone().recipient::<Wake>();
-    let reader = inbox::open(&config, queue, host::random()?, move || {
+    let inbox = Inbox::open(&config, queue, host::random()?, move || {
         // A full mailbox holds a wake already.
         let _ = wake.try_send(Wake);
-    })
-    .await?;
-    tokio::spawn(async move {
-        while let Some(number) = acknowledge.recv().await {
-            reader.enforced(number).await;
-        }
     });
+    let inbox = Arc::new(inbox.await?);
+    tokio::spawn(acknowledge(inbox.clone(), told.clone()));
+    tokio::spawn(manager.clone().watch(enforcement.clone().recipient()));
     if let Some(address) = config.http {
         let listener = http::listen(address).await?;
-        tokio::spawn(http::serve(listener, enforcement.clone().recipient()));
+        tokio::spawn(http::serve(listener, Pages { enforced: enforcement.clone().recipient(), inbox: inbox.clone() }));
     }
     let doors = Doors {
         attach: enforcement.clone().recipient(),
         detach: enforcement.clone().recipient(),
+        audit: enforcement.clone().recipient(),
         mode: enforcement.clone().recipient(),
-        status: enforcement.clone().recipient(),
+        enforced: enforcement.clone().recipient(),
+        standing: enforcement.clone().recipient(),
+        foreign: enforcement.clone().recipient(),
         ruleset: enforcement.clone().recipient(),
-        counters: enforcement.recipient(),
+        counters: enforcement.clone().recipient(),
+        explanation: enforcement.recipient(),
+        progress: told,
+        inbox,
+        boot: host::random()?,
     };
-    host::notify("READY=1");
+    manager.ready(config.host.as_str());
     tokio::select! {
         () = api::serve(listener, doors) => {}
         () = ended() => tracing::info!("ends; the ruleset stays in force"),
     }
+    manager.stopping();
     remove_socket(&config.socket);
     Ok(())
+}
+
+/// Tells the reader what is in force and what the host does with it: the newest, whatever came between.
+async fn acknowledge(inbox: Arc<Inbox>, mut told: watch::Receiver<Progress>) {
+    loop {
+        let Progress { enforced, state, .. } = told.borrow_and_update().clone();
+        inbox.reader().state(state).await;
+        inbox.reader().enforced(enforced).await;
+        if told.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 async fn ended() {

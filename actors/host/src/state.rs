@@ -16,6 +16,7 @@ use crate::config::WrittenAttachment;
 
 pub type Replica = HashMap<Topic, Document>;
 
+/// What it is, and in its last byte in which version: only this one is believed, what another version says is fetched anew.
 const MAGIC: &[u8; 8] = b"gcstate1";
 /// More than any host could hold.
 const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -24,6 +25,9 @@ const FILE_BYTES_MAX: u64 = 1 << 30;
 pub struct Facts {
     pub host: String,
     pub stamp: u32,
+    /// The bits of marks that it is written to.
+    #[serde(default)]
+    pub mark_mask: Option<u32>,
     /// As the operator set it at run time, with the reason; the configuration's otherwise.
     pub mode: Option<(String, String)>,
     pub attachments: Vec<WrittenAttachment>,
@@ -41,6 +45,8 @@ pub enum StateError {
     Io(#[from] io::Error),
     #[error("it is damaged or not a state file ({0}): it is ignored, and written anew after the next commit")]
     Damaged(&'static str),
+    #[error("it is a state file of version {found:?}, this agent writes {ours:?}: it is ignored, and written anew after the next commit", ours = char::from(MAGIC[7]))]
+    Version { found: char },
 }
 
 impl State {
@@ -66,7 +72,13 @@ impl State {
 
     pub fn decode(bytes: &[u8]) -> Result<Self, StateError> {
         let damaged = StateError::Damaged;
-        let rest = bytes.strip_prefix(MAGIC).ok_or(damaged("no magic"))?;
+        let rest = match (bytes.strip_prefix(MAGIC), bytes.strip_prefix(&MAGIC[..7])) {
+            (Some(rest), _) => rest,
+            (None, Some([version, ..])) if version.is_ascii_graphic() => {
+                return Err(StateError::Version { found: char::from(*version) });
+            }
+            _ => return Err(damaged("no magic")),
+        };
         let (sum, body) = rest.split_first_chunk::<8>().ok_or(damaged("cut off"))?;
         if xxh3_64(body) != u64::from_be_bytes(*sum) {
             return Err(damaged("checksum"));
@@ -138,7 +150,7 @@ mod tests {
                 documents.insert(topic.clone(), stage.document(&topic).cloned().unwrap_or_default());
             }
         }
-        let facts = Facts { host: "h0".into(), stamp: 9, mode: None, attachments: Vec::new() };
+        let facts = Facts { host: "h0".into(), stamp: 9, mark_mask: Some(0xff_ffff), mode: None, attachments: Vec::new() };
         State { facts, documents }
     }
 

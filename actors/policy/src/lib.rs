@@ -15,6 +15,7 @@
 //! - [`oracle`]: verdict and explanation, straight from the semantics
 //! - [`compiler`]: events in, edits per topic and span changes out; [`scratch`] is its from-scratch twin
 //! - [`resolve`]: from a host's documents to the policy of its workloads
+//! - [`safe`]: what of a change may be in force before all of it can
 //! - [`meaning`]: the flows a change gains and loses
 
 pub mod check;
@@ -30,6 +31,7 @@ pub mod oracle;
 pub mod packet;
 pub mod resolve;
 pub mod rule;
+pub mod safe;
 pub mod scratch;
 pub mod text;
 pub mod topic;

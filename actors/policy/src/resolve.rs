@@ -7,8 +7,12 @@
 //!   is *incomplete* and nothing is allowed in its enforced directions;
 //! - members of a named group absent or not synced: allows that name it match nothing, denies that name it match every remote.
 
+mod explain;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+
+pub use explain::{Deciding, Told, Why};
 
 use crate::doc::{Content, Document, Members, Phase, Placement};
 use crate::ids::{GroupId, HostId, WorkloadId};

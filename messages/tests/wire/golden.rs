@@ -4,7 +4,8 @@ use std::fmt::Debug;
 
 use groupcast_messages::{
     Ack, Answer, Ask, Beat, BeatAnswer, Body, Chunk, ChunkWriter, Companions, Cut, DecodeError, Delta, EntropyAnswer,
-    EntropyCheck, Entry, HostState, Lead, Nudge, Past, Register, RegisterAnswer, RegisterWorkload, Tally, TopicRef, entropy_item,
+    EntropyCheck, Entry, FRESH_WITHIN_MS_MAX, HostRequest, HostRequestAnswer, HostState, Lead, Nudge, Past, Register,
+    RegisterAnswer, RegisterWorkload, Tally, TopicRef, entropy_item,
 };
 use groupcast_policy::doc::{Content, Digest, Document, Edit, Enforced, Phase, Phases, Placement, RuleKey};
 use groupcast_policy::ids::{AppId, GroupId, NetworkId, SpaceId, WorkloadId};
@@ -412,6 +413,7 @@ fn ack() {
         (HostState::Frozen { reason: reason() }, "a6 66726f7a656e"),
         (HostState::Bypassed { reason: reason() }, "a8 6279706173736564"),
         (HostState::Lockdown { reason: reason() }, "a8 6c6f636b646f776e"),
+        (HostState::Auditing { reason: reason() }, "a8 6175646974696e67"),
     ] {
         let ack = Ack { term: 3, state, reached: vec![] };
         same(ack, Ack::encode, Ack::decode, &format!("84 a176 01 a174 03 a173 {name} a16d a2 6e6f # m: no"));
@@ -507,4 +509,23 @@ fn register() {
         RegisterAnswer::decode,
         "84 a176 01 a16b 01 a178 a2 6e6f a179 c3 # x: no, y: retryable",
     );
+}
+
+#[test]
+fn host_request() {
+    let (encode, decode) = (HostRequest::encode, HostRequest::decode);
+    same(HostRequest::Fresh { within_ms: 5000 }, encode, decode, "83 a176 01 a171 00 a164 cd1388 # q: fresh, d: 5000");
+    same(HostRequest::Leave { boot: 7 }, encode, decode, "83 a176 01 a171 01 a16f 07 # q: leave, o: boot");
+    let (encode, decode) = (HostRequestAnswer::encode, HostRequestAnswer::decode);
+    same(HostRequestAnswer::Done { cut: Cut { term: 3, lead: 9 } }, encode, decode, "84 a176 01 a16b 00 a174 03 a16c 09");
+    let refused = HostRequestAnswer::Refused { retryable: true, reason: "no".into() };
+    same(refused, encode, decode, "84 a176 01 a16b 01 a178 a2 6e6f a179 c3 # x: no, y: retryable");
+    // A registrar of before says no in the words it has.
+    let refusal = RegisterAnswer::Refused { retryable: false, reason: "no".into() }.encode();
+    assert_eq!(decode(&refusal).unwrap(), HostRequestAnswer::Refused { retryable: false, reason: "no".into() });
+    assert!(Register::decode(&HostRequest::Fresh { within_ms: 1 }.encode()).is_err());
+    let longest = |within_ms| HostRequest::decode(&HostRequest::Fresh { within_ms }.encode()).unwrap();
+    for within_ms in [FRESH_WITHIN_MS_MAX, FRESH_WITHIN_MS_MAX + 1] {
+        assert_eq!(longest(within_ms), HostRequest::Fresh { within_ms: FRESH_WITHIN_MS_MAX });
+    }
 }

@@ -19,7 +19,9 @@ const REQUEST: u16 = 1;
 const ACK: u16 = 4;
 pub const CREATE: u16 = 0x400;
 pub const APPEND: u16 = 0x800;
-const DUMP: u16 = 0x300;
+pub const DUMP: u16 = 0x300;
+/// Every message about netfilter begins with a family and three bytes more.
+pub const NETFILTER_HEAD_BYTES: usize = 4;
 
 const KIND_ERROR: u16 = 2;
 const KIND_DONE: u16 = 3;
@@ -114,21 +116,74 @@ impl Batch {
     }
 }
 
+/// One message that stands by itself: `head` is what its family of messages begins with.
+pub fn single(kind: u16, flags: u16, head: &[u8], fill: impl FnOnce(&mut Writer)) -> Writer {
+    let mut writer = Writer::default();
+    writer.bytes.extend_from_slice(&[0; 4]);
+    writer.bytes.extend_from_slice(&kind.to_ne_bytes());
+    writer.bytes.extend_from_slice(&(REQUEST | flags).to_ne_bytes());
+    writer.bytes.extend_from_slice(&[0; 8]);
+    writer.bytes.extend_from_slice(head);
+    fill(&mut writer);
+    let length = writer.bytes.len() as u32;
+    writer.bytes[..4].copy_from_slice(&length.to_ne_bytes());
+    writer
+}
+
 /// A socket stays in the network namespace that it was made in.
 pub struct Transport {
     socket: Socket,
+    port: u32,
     buffer: Vec<u8>,
     send_bytes: usize,
 }
 
 impl Transport {
     pub fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_NETFILTER)?;
-        socket.bind_auto()?;
+        Self::open_on(NETLINK_NETFILTER)
+    }
+
+    pub fn open_on(protocol: isize) -> io::Result<Self> {
+        let mut socket = Socket::new(protocol)?;
+        let port = socket.bind_auto()?.port_number();
         socket.set_ext_ack(true)?;
         socket.set_cap_ack(true)?;
         setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_QUEUE_BYTES)?;
-        Ok(Self { socket, buffer: Vec::with_capacity(RECEIVE_BUFFER_BYTES), send_bytes: 0 })
+        Ok(Self { socket, port, buffer: Vec::with_capacity(RECEIVE_BUFFER_BYTES), send_bytes: 0 })
+    }
+
+    /// By which the kernel names this socket in notifications.
+    pub fn port(&self) -> u32 {
+        self.port
+    }
+
+    /// From now on the kernel tells what happens in this group.
+    pub fn join(&mut self, group: u32) -> io::Result<()> {
+        self.socket.add_membership(group)
+    }
+
+    /// Everything that was told and not looked at yet. `false`: more than the queue holds was told, and some of it is lost.
+    pub fn told(&mut self, mut each: impl FnMut(&super::wire::Message<'_>)) -> io::Result<bool> {
+        let mut complete = true;
+        loop {
+            match self.receive(MsgFlags::MSG_DONTWAIT) {
+                Ok(()) => Messages(&self.buffer).for_each(|message| each(&message)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(complete),
+                Err(error) if error.raw_os_error() == Some(nix::libc::ENOBUFS) => complete = false,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends messages that stand by themselves; what the kernel said against any of them, as numbers of errors.
+    pub fn each(&mut self, messages: &Writer) -> io::Result<Vec<i32>> {
+        if messages.overflow {
+            return Err(io::Error::other("an attribute is longer than netlink can carry: this is a bug, report it"));
+        }
+        self.send(&messages.bytes)?;
+        let mut errors = Vec::new();
+        let told = self.told(|message| errors.extend(errno(message)))?;
+        if told { Ok(errors) } else { Err(io::Error::from_raw_os_error(nix::libc::ENOBUFS)) }
     }
 
     fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -166,9 +221,18 @@ impl Transport {
 
     /// Asks for all objects of a kind and hands their attributes on. `Interrupted`: somebody committed meanwhile.
     pub fn dump(&mut self, kind: u8, ask: impl FnOnce(&mut Writer), mut each: impl FnMut(u8, Attributes<'_>)) -> io::Result<()> {
-        let mut batch = Batch { writer: Writer::default(), sequence: 0, messages: 0 };
-        batch.message(kind, DUMP, ask);
-        self.send(&batch.writer.bytes)?;
+        let request = single(SUBSYSTEM | u16::from(kind), DUMP, &[INET, 0, 0, 0], ask);
+        self.dump_all(&request, NETFILTER_HEAD_BYTES, |head, attributes| each(head[0], attributes))
+    }
+
+    /// The same for a request of any kind, whose answers begin with a head of so many bytes.
+    pub fn dump_all(
+        &mut self,
+        request: &Writer,
+        head_bytes: usize,
+        mut each: impl FnMut(&[u8], Attributes<'_>),
+    ) -> io::Result<()> {
+        self.send(&request.bytes)?;
         let mut interrupted = false;
         loop {
             self.receive(MsgFlags::empty())?;
@@ -177,19 +241,21 @@ impl Transport {
                 match message.kind {
                     KIND_DONE if interrupted => return Err(io::ErrorKind::Interrupted.into()),
                     KIND_DONE => return Ok(()),
-                    KIND_ERROR => {
-                        let errno = complaint(&message).map_or(0, |complaint| complaint.errno);
-                        return Err(io::Error::from_raw_os_error(errno));
-                    }
+                    KIND_ERROR => return Err(io::Error::from_raw_os_error(errno(&message).unwrap_or(0))),
                     _ => {
-                        if let Some((head, attributes)) = message.body.split_at_checked(4) {
-                            each(head[0], Attributes(attributes));
+                        if let Some((head, attributes)) = message.body.split_at_checked(head_bytes) {
+                            each(head, Attributes(attributes));
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// The number of an error message.
+fn errno(message: &super::wire::Message<'_>) -> Option<i32> {
+    complaint(message).map(|complaint| complaint.errno)
 }
 
 use bytes::BufMut;

@@ -13,7 +13,7 @@ use nix::sched::{CloneFlags, unshare};
 use super::*;
 
 /// Runs in a fresh network namespace; `None` where that is not allowed.
-fn isolated<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+pub(super) fn isolated<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let run = thread::spawn(move || {
         if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
             eprintln!("not run: no network namespace ({error})");
@@ -22,6 +22,19 @@ fn isolated<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> Opt
         Some(test())
     });
     run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+pub(super) fn nft(text: &str) {
+    run("nft", &[text]);
+}
+
+pub(super) fn ip(arguments: &str) {
+    run("ip", &arguments.split(' ').collect::<Vec<_>>());
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let output = std::process::Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn settings() -> Settings {
@@ -169,5 +182,22 @@ fn rules_are_inserted_where_they_belong() {
             let read = kernel.read().unwrap().unwrap();
             assert_eq!(read.chains[&chain].rules, expected.chains[&chain].rules);
         }
+    });
+}
+
+#[test]
+fn only_what_others_do_to_our_table_is_a_disturbance() {
+    isolated(|| {
+        let mut kernel = Kernel::open("gc", false).unwrap();
+        let set = |name: &str| Transaction { anew: false, ops: vec![Op::AddSet { set: name.into(), kind: SetKind::V4 }] };
+        kernel.commit(&set("a")).unwrap();
+        assert!(!kernel.is_owned() && !kernel.is_disturbed());
+        kernel.commit(&set("b")).unwrap();
+        nft("add table inet neighbour; add set inet neighbour gc { type ipv4_addr; }; add table ip gc");
+        assert!(!kernel.is_disturbed());
+        nft("add element inet gc a { 10.0.0.1 }");
+        assert!(kernel.is_disturbed() && !kernel.is_disturbed());
+        nft("delete table inet gc");
+        assert!(kernel.is_disturbed());
     });
 }

@@ -111,6 +111,8 @@ impl<'b> Attributes<'b> {
 pub struct Message<'b> {
     pub kind: u16,
     pub flags: u16,
+    /// Of a notification: the socket whose request it tells of.
+    pub port: u32,
     pub body: &'b [u8],
 }
 
@@ -127,9 +129,10 @@ impl<'b> Iterator for Messages<'b> {
         let length = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
         let kind = u16::from_ne_bytes([head[4], head[5]]);
         let flags = u16::from_ne_bytes([head[6], head[7]]);
+        let port = u32::from_ne_bytes([head[12], head[13], head[14], head[15]]);
         let body = self.0.get(MESSAGE_HEADER..length)?;
         self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some(Message { kind, flags, body })
+        Some(Message { kind, flags, port, body })
     }
 }
 

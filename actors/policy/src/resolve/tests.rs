@@ -75,7 +75,16 @@ proptest! {
         for (id, workload) in &world.registry.workloads {
             let policy = resolve(&workload.host, &partly);
             for (direction, remote, payload) in &questions {
-                if policy.verdict(id, *direction, *remote, payload) {
+                let verdict = policy.verdict(id, *direction, *remote, payload);
+                let told = policy.explain(id, *direction, *remote, payload);
+                prop_assert_eq!(told.allowed, verdict, "{}", told);
+                let Why::Rule(deciding) = &told.why else {
+                    prop_assert!(!verdict || told.why == Why::NotEnforced);
+                    continue;
+                };
+                prop_assert_eq!(deciding.rule.action == Action::Allow, verdict);
+                prop_assert!(policy.profile_of(id).unwrap().groups().any(|group| *group == deciding.group));
+                if verdict {
                     prop_assert!(world.judge(id, *direction, *remote, payload).allowed);
                 }
             }

@@ -10,8 +10,14 @@ use std::time::Instant;
 use groupcast_bus_config::{connect, subjects};
 use groupcast_policy::topic::Topic;
 
+pub use async_nats::{Client, Subscriber};
 pub use node::{Compile, NodeHandle, compiled, spawn_node};
-pub use reader::{OnCommit, ReaderHandle, spawn_reader};
+pub use reader::{Hooks, OnCommit, ReaderHandle, request, spawn_reader};
+
+/// Whether requests have a chance to be answered.
+pub fn is_connected(client: &Client) -> bool {
+    client.connection_state() == async_nats::connection::State::Connected
+}
 
 /// What happened to a connection, in the words of the machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

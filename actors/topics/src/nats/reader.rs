@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::{Client, HeaderMap};
 use futures::StreamExt;
 use groupcast_bus_config::{connect, subjects};
-use groupcast_messages::Cut;
+use groupcast_messages::{Cut, HostState};
 use groupcast_policy::ids::HostId;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -24,11 +24,31 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Called with every commit, in order. True: it is in force now; false: [`ReaderHandle::enforced`] will say so.
 pub type OnCommit = Box<dyn FnMut(&Reader, &Commit) -> bool + Send>;
 
+/// Called with the token and the payload of an answer to a request that was not the reader's.
+pub type OnAnswer = Box<dyn FnMut(&str, &[u8]) + Send>;
+
+/// What whoever runs a reader wants to be told.
+pub struct Hooks {
+    pub commit: OnCommit,
+    /// A change is overdue: [`Reader::held_back`] has it.
+    pub overdue: Box<dyn FnMut(&Reader) + Send>,
+    pub incident: Box<dyn FnMut(&Incident) + Send>,
+    pub answer: OnAnswer,
+}
+
+impl From<OnCommit> for Hooks {
+    fn from(commit: OnCommit) -> Self {
+        Self { commit, overdue: Box::new(|_| {}), incident: Box::new(|_| {}), answer: Box::new(|_, _| {}) }
+    }
+}
+
 type Inspect = Box<dyn FnOnce(&Reader) + Send>;
 
 enum Command {
     Inspect(Inspect),
     Enforced(u64),
+    State(HostState),
+    Refresh,
 }
 
 /// Ends the task when dropped.
@@ -53,6 +73,16 @@ impl ReaderHandle {
         let _ = self.commands.send(Command::Enforced(commit)).await;
     }
 
+    /// What the host does with what it has, from now on.
+    pub async fn state(&self, state: HostState) {
+        let _ = self.commands.send(Command::State(state)).await;
+    }
+
+    /// Asks the snapshot service whether anything is missing.
+    pub async fn refresh(&self) {
+        let _ = self.commands.send(Command::Refresh).await;
+    }
+
     /// The exposed cut, and its changes.
     pub fn cut(&self) -> watch::Receiver<Option<Cut>> {
         self.cut.clone()
@@ -71,13 +101,14 @@ pub fn spawn_reader(
     host: HostId,
     settings: Settings,
     seed: u64,
-    on_commit: OnCommit,
+    hooks: impl Into<Hooks>,
 ) -> ReaderHandle {
     let (commands, inbox) = mpsc::channel(MAILBOX_MAX);
     let (cut_sender, cut) = watch::channel(None);
     let reader = Reader::new(host.clone(), settings, seed);
     let (flushed_sender, flushed) = mpsc::unbounded_channel();
-    let shell = Shell { client, host, reader, on_commit, topics: Ordered::default(), cut: cut_sender, flushed: flushed_sender };
+    let hooks = hooks.into();
+    let shell = Shell { client, host, reader, hooks, topics: Ordered::default(), cut: cut_sender, flushed: flushed_sender };
     let task = tokio::spawn(async move {
         if let Err(error) = shell.run(events, inbox, flushed).await {
             tracing::error!(%error, "the topic reader ended: the connection is closed");
@@ -90,7 +121,7 @@ struct Shell {
     client: Client,
     host: HostId,
     reader: Reader,
-    on_commit: OnCommit,
+    hooks: Hooks,
     topics: Ordered,
     cut: watch::Sender<Option<Cut>>,
     flushed: mpsc::UnboundedSender<u64>,
@@ -127,7 +158,11 @@ impl Shell {
                 }
                 Some(message) = answers.next() => match subjects::answer_token(&message.subject) {
                     Some(ENTROPY_TOKEN) => self.reader.handle(Event::EntropyAnswer(&message.payload), clock.now_ms()),
-                    _ => self.reader.handle(Event::Answer(&message.payload), clock.now_ms()),
+                    Some(SNAPSHOT_TOKEN) => self.reader.handle(Event::Answer(&message.payload), clock.now_ms()),
+                    token => {
+                        (self.hooks.answer)(token.unwrap_or_default(), &message.payload);
+                        continue;
+                    }
                 },
                 Some(message) = nudges.next() => self.reader.handle(Event::Nudge(&message.payload), clock.now_ms()),
                 command = commands.recv() => match command {
@@ -137,6 +172,8 @@ impl Shell {
                         continue;
                     }
                     Some(Command::Enforced(number)) => self.reader.handle(Event::Enforced(number), clock.now_ms()),
+                    Some(Command::State(state)) => self.reader.handle(Event::State(state), clock.now_ms()),
+                    Some(Command::Refresh) => self.reader.handle(Event::Refresh, clock.now_ms()),
                 },
                 () = clock.until(self.reader.deadline_ms()) => self.reader.handle(Event::Tick, clock.now_ms()),
             };
@@ -177,7 +214,7 @@ impl Shell {
                 Effect::Entropy(payload) => request(&self.client, subjects::entropy(&self.host), ENTROPY_TOKEN, payload).await?,
                 Effect::Ack(payload) => self.client.publish(subjects::ack(&self.host), payload.into()).await?,
                 Effect::Commit(commit) => {
-                    let in_force = (self.on_commit)(&self.reader, &commit);
+                    let in_force = (self.hooks.commit)(&self.reader, &commit);
                     self.cut.send_replace(self.reader.cut());
                     if in_force {
                         open.extend(self.reader.handle(Event::Enforced(commit.number), clock.now_ms()));
@@ -185,8 +222,12 @@ impl Shell {
                 }
                 Effect::Overdue(cut) => {
                     tracing::warn!(host = %self.host, term = cut.term, lead = cut.lead, "a change waits for topics that do not arrive");
+                    (self.hooks.overdue)(&self.reader);
                 }
-                Effect::Report(incident) => self.log(&incident),
+                Effect::Report(incident) => {
+                    self.log(&incident);
+                    (self.hooks.incident)(&incident);
+                }
             }
         }
         Ok(())
@@ -202,7 +243,8 @@ impl Shell {
     }
 }
 
-async fn request(client: &Client, subject: String, token: &str, payload: Vec<u8>) -> Result<(), async_nats::Error> {
+/// A request whose answer comes back under this token.
+pub async fn request(client: &Client, subject: String, token: &str, payload: Vec<u8>) -> Result<(), async_nats::Error> {
     let mut headers = HeaderMap::new();
     headers.insert(subjects::ANSWER_TOKEN, token);
     client.publish_with_headers(subject, headers, payload.into()).await?;

@@ -6,8 +6,11 @@ use groupcast_policy::topic::TopicHash;
 
 use super::{Effect, Reader};
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Acks {
+    /// What the host does with what it has; told with every acknowledgement, and at once when it changes.
+    state: HostState,
+    state_told: bool,
     /// Committed, not known to be in force: revision and the commit that brought it.
     committed: Map<TopicHash, (u64, u64)>,
     /// In force, not acknowledged.
@@ -17,7 +20,30 @@ pub(super) struct Acks {
     next_ms: u64,
 }
 
+impl Default for Acks {
+    fn default() -> Self {
+        let (committed, in_force, sent) = Default::default();
+        Self { state: HostState::Enforcing, state_told: true, committed, in_force, sent, next_ms: 0 }
+    }
+}
+
 impl Acks {
+    pub fn set_state(&mut self, state: HostState) {
+        if self.state != state {
+            self.state = state;
+            self.state_told = false;
+        }
+    }
+
+    /// Whoever counts may be another by now: a state that is not the usual one is told again.
+    pub fn tell_state_again(&mut self) {
+        self.state_told &= self.state == HostState::Enforcing;
+    }
+
+    fn has_news(&self) -> bool {
+        !self.in_force.is_empty() || !self.state_told
+    }
+
     pub fn committed(&mut self, topic: TopicHash, revision: u64, commit: u64) {
         self.committed.insert(topic, (revision, commit));
     }
@@ -50,13 +76,13 @@ impl Acks {
     }
 
     pub fn deadline(&self) -> Option<u64> {
-        (!self.in_force.is_empty()).then_some(self.next_ms)
+        self.has_news().then_some(self.next_ms)
     }
 }
 
 impl Reader {
     pub(super) fn tick_acks(&mut self, now_ms: u64) {
-        if self.acks.in_force.is_empty() || now_ms < self.acks.next_ms {
+        if !self.acks.has_news() || now_ms < self.acks.next_ms {
             return;
         }
         self.acks.next_ms = now_ms + self.settings.ack_interval_ms;
@@ -66,6 +92,7 @@ impl Reader {
         let reached: Vec<(TopicHash, u64)> =
             topics.into_iter().filter_map(|t| self.acks.in_force.remove(&t).map(|r| (t, r))).collect();
         self.acks.sent.extend(reached.iter().copied());
-        self.out.push(Effect::Ack(Ack { term: self.term(), state: HostState::Enforcing, reached }.encode()));
+        self.acks.state_told = true;
+        self.out.push(Effect::Ack(Ack { term: self.term(), state: self.acks.state.clone(), reached }.encode()));
     }
 }

@@ -35,6 +35,10 @@ impl Batch {
     pub(super) fn edits(&self) -> impl Iterator<Item = (&Topic, &Edit)> {
         self.deltas.iter().map(|(topic, arrived)| (topic, &arrived.delta.edit))
     }
+
+    pub(super) fn is_overdue(&self) -> bool {
+        self.overdue
+    }
 }
 
 enum Judgement {
@@ -317,34 +321,30 @@ impl Reader {
         self.pending = self.batches.values().map(|batch| batch.deltas.len()).sum();
     }
 
-    /// The lowest batch waits: for companions only so long, and its safe part is offered after a while.
+    /// The lowest batch waits for companions only so long, and the safe part of whatever waits is offered after a while.
     pub(super) fn check_held(&mut self, now_ms: u64) {
         let Some((&cut, batch)) = self.batches.first_key_value() else { return };
-        let waited = now_ms.saturating_sub(batch.first_seen_ms);
         if self.cut.is_none() {
             return;
         }
-        if waited >= self.settings.companion_wait_ms && !batch.asked && self.mark_asked(cut) {
+        if now_ms.saturating_sub(batch.first_seen_ms) >= self.settings.companion_wait_ms && !batch.asked && self.mark_asked(cut) {
             self.report(Incident::Incomplete { cut });
             self.want_ask(now_ms, 0);
         }
-        if waited >= self.settings.hold_ms
-            && let Some(batch) = self.batches.get_mut(&cut)
-            && !std::mem::replace(&mut batch.overdue, true)
-        {
-            self.out.push(Effect::Overdue(cut));
-        }
+        // They arrive in order, so one that is not overdue has none behind it that is.
+        let hold_ms = self.settings.hold_ms;
+        let late = self.batches.iter_mut().take_while(|(_, batch)| now_ms.saturating_sub(batch.first_seen_ms) >= hold_ms);
+        let newly = late.filter_map(|(cut, batch)| (!std::mem::replace(&mut batch.overdue, true)).then_some(*cut)).last();
+        self.out.extend(newly.map(Effect::Overdue));
     }
 
     pub(super) fn held_deadline(&self) -> Option<u64> {
         let (_, batch) = self.batches.first_key_value().filter(|_| self.cut.is_some())?;
         if !batch.asked {
-            Some(batch.first_seen_ms + self.settings.companion_wait_ms)
-        } else if !batch.overdue {
-            Some(batch.first_seen_ms + self.settings.hold_ms)
-        } else {
-            None
+            return Some(batch.first_seen_ms + self.settings.companion_wait_ms);
         }
+        let waits = self.batches.values().find(|batch| !batch.overdue)?;
+        Some(waits.first_seen_ms + self.settings.hold_ms)
     }
 }
 

@@ -17,7 +17,7 @@ mod tests;
 use crate::Map;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use groupcast_messages::{Cut, DecodeError};
+use groupcast_messages::{Cut, DecodeError, HostState};
 use groupcast_policy::doc::{Document, Edit};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::needs::{Documents, Needs};
@@ -94,6 +94,10 @@ pub enum Event<'a> {
     Lost,
     /// All commits up to this number are in force.
     Enforced(u64),
+    /// What the host does with the policy it has, from now on; travels with acknowledgements.
+    State(HostState),
+    /// Somebody wants to be sure that nothing is missing.
+    Refresh,
     Tick,
 }
 
@@ -107,7 +111,8 @@ pub enum Effect {
     Entropy(Vec<u8>),
     Ack(Vec<u8>),
     Commit(Commit),
-    /// A change has been held for `hold_ms` because topics it names are not synced: see [`Reader::held_back`].
+    /// A change has been held for `hold_ms`, because topics it names are not synced or one before it is held: see
+    /// [`Reader::held_back`].
     Overdue(Cut),
     Report(Incident),
 }
@@ -245,6 +250,8 @@ impl Reader {
             Event::Nudge(payload) => self.nudged(payload, now_ms),
             Event::Lost => self.want_ask(now_ms, self.settings.ask_jitter_ms),
             Event::Enforced(number) => self.acks.enforced(number),
+            Event::State(state) => self.acks.set_state(state),
+            Event::Refresh => self.want_ask(now_ms, 0),
             Event::Tick => {}
         }
         self.tick(now_ms);
@@ -287,19 +294,25 @@ impl Reader {
         self.cut
     }
 
+    /// The number of the last commit.
+    pub fn commits(&self) -> u64 {
+        self.commits
+    }
+
     /// How many deltas wait.
     pub fn pending(&self) -> usize {
         self.pending
     }
 
-    /// The edits of the change that is held back, oldest first. The host may put their safe part in force: denies added and
-    /// allows removed, judged against the committed documents.
+    /// The edits of the changes that are overdue, oldest first. The host may put their safe part in force (see
+    /// [`groupcast_policy::safe`]), judged against the committed documents.
     pub fn held_back(&self) -> impl Iterator<Item = (&Topic, &Edit)> {
-        self.batches.first_key_value().into_iter().flat_map(|(_, batch)| batch.edits())
+        self.batches.values().filter(|batch| batch.is_overdue()).flat_map(Batch::edits)
     }
 
     fn connected(&mut self, now_ms: u64) {
         self.connected = true;
+        self.acks.tell_state_again();
         self.repair.cancel();
         let own = Topic::Host(self.host.clone());
         self.flush_sent += 1;

@@ -376,6 +376,43 @@ fn acknowledgements_come_after_enforcement_and_not_too_often() {
 }
 
 #[test]
+fn a_state_that_is_not_the_usual_one_is_told_at_once_and_again_after_a_reconnect() {
+    let mut desk = Desk::joined();
+    let states = |effects: &[Effect]| -> Vec<HostState> {
+        let acks = effects.iter().filter_map(|effect| match effect {
+            Effect::Ack(payload) => Some(groupcast_messages::Ack::decode(payload).unwrap().state),
+            _ => None,
+        });
+        acks.collect()
+    };
+    let frozen = HostState::Frozen { reason: "a test".into() };
+    assert_eq!(states(&desk.reader.handle(Event::State(HostState::Enforcing), desk.now_ms)), []);
+    assert_eq!(states(&desk.reader.handle(Event::State(frozen.clone()), desk.now_ms)), std::slice::from_ref(&frozen));
+    assert_eq!(states(&desk.pass(10_000)), []);
+    desk.reader.handle(Event::Disconnected, desk.now_ms);
+    assert_eq!(states(&desk.reader.handle(Event::Connected, desk.now_ms)), [frozen]);
+    desk.now_ms += 1_000;
+    assert_eq!(states(&desk.reader.handle(Event::State(HostState::Enforcing), desk.now_ms)), [HostState::Enforcing]);
+}
+
+#[test]
+fn what_waits_behind_an_overdue_change_becomes_overdue_itself() {
+    let mut desk = Desk::joined();
+    desk.writer.publish(vec![members("new", &[7])]);
+    let first = desk.writer.publish(vec![rules("web", &["new"])]);
+    desk.arrive(&first[0]);
+    let hold_ms = desk.reader.settings.hold_ms;
+    let overdue = |effects: &[Effect]| effects.iter().filter(|effect| matches!(effect, Effect::Overdue(_))).count();
+    assert_eq!(overdue(&desk.pass(hold_ms)), 1);
+    let second = desk.writer.publish(vec![members("db", &[2])]);
+    assert_eq!(overdue(&desk.arrive(&second[0])), 0);
+    assert_eq!(desk.reader.held_back().count(), 1);
+    assert_eq!(overdue(&desk.pass(hold_ms - 1)), 0);
+    assert_eq!(overdue(&desk.pass(1)), 1);
+    assert_eq!(desk.reader.held_back().count(), 2);
+}
+
+#[test]
 fn a_document_that_is_published_by_reference_is_fetched_unless_it_is_held() {
     let desk = Desk::joined();
     let db = Topic::Members(group("db"));

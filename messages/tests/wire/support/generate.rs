@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use groupcast_messages::{
     Ack, Answer, Ask, Beat, BeatAnswer, Body, Chunk, ChunkWriter, Companions, Cut, Delta, EntropyAnswer, EntropyCheck, Entry,
-    HostState, Lead, Nudge, Past, Register, RegisterAnswer, RegisterWorkload, Tally, TopicRef,
+    FRESH_WITHIN_MS_MAX, HostRequest, HostRequestAnswer, HostState, Lead, Nudge, Past, Register, RegisterAnswer,
+    RegisterWorkload, Tally, TopicRef,
 };
 use groupcast_policy::doc::{Digest, Document, Edit, Enforced, Phase, Phases, Placement, RuleKey};
 use groupcast_policy::ids::{AppId, GroupId, HostId, NetworkId, SpaceId, WorkloadId};
@@ -81,6 +82,16 @@ pub fn message(random: &mut Random, decoder: Decoder) -> Message {
         } else {
             RegisterAnswer::Refused { retryable: random.chance(2), reason: text(random, 256) }
         }),
+        Decoder::HostRequest => Message::HostRequest(if random.chance(2) {
+            HostRequest::Fresh { within_ms: random.number().min(FRESH_WITHIN_MS_MAX) }
+        } else {
+            HostRequest::Leave { boot: random.number() }
+        }),
+        Decoder::HostRequestAnswer => Message::HostRequestAnswer(if random.chance(2) {
+            HostRequestAnswer::Done { cut: cut(random) }
+        } else {
+            HostRequestAnswer::Refused { retryable: random.chance(2), reason: text(random, 256) }
+        }),
     }
 }
 
@@ -115,12 +126,13 @@ fn revisions(random: &mut Random) -> Vec<(TopicHash, u64)> {
 
 fn state(random: &mut Random) -> HostState {
     let reason = text(random, 256);
-    match random.below(6) {
+    match random.below(7) {
         0 => HostState::Enforcing,
         1 => HostState::Failing { reason },
         2 => HostState::Frozen { reason },
         3 => HostState::Bypassed { reason },
         4 => HostState::Lockdown { reason },
+        5 => HostState::Auditing { reason },
         _ => HostState::Other(format!("later-{}", random.below(100))),
     }
 }

@@ -1,7 +1,8 @@
 //! All messages behind one face.
 
 use groupcast_messages::{
-    Ack, Answer, Ask, Beat, BeatAnswer, DecodeError, Delta, EntropyAnswer, EntropyCheck, Lead, Nudge, Register, RegisterAnswer,
+    Ack, Answer, Ask, Beat, BeatAnswer, DecodeError, Delta, EntropyAnswer, EntropyCheck, HostRequest, HostRequestAnswer, Lead,
+    Nudge, Register, RegisterAnswer,
 };
 use groupcast_policy::topic::Topic;
 
@@ -23,9 +24,11 @@ pub enum Decoder {
     BeatAnswer,
     Register,
     RegisterAnswer,
+    HostRequest,
+    HostRequestAnswer,
 }
 
-pub const DECODERS: [Decoder; 15] = [
+pub const DECODERS: [Decoder; 17] = [
     Decoder::DeltaScope,
     Decoder::DeltaHost,
     Decoder::DeltaRules,
@@ -41,6 +44,8 @@ pub const DECODERS: [Decoder; 15] = [
     Decoder::BeatAnswer,
     Decoder::Register,
     Decoder::RegisterAnswer,
+    Decoder::HostRequest,
+    Decoder::HostRequestAnswer,
 ];
 
 #[derive(Debug, Clone, PartialEq)]
@@ -57,6 +62,8 @@ pub enum Message {
     BeatAnswer(BeatAnswer),
     Register(Register),
     RegisterAnswer(RegisterAnswer),
+    HostRequest(HostRequest),
+    HostRequestAnswer(HostRequestAnswer),
 }
 
 impl Message {
@@ -74,6 +81,8 @@ impl Message {
             Message::BeatAnswer(m) => m.encode(),
             Message::Register(m) => m.encode(),
             Message::RegisterAnswer(m) => m.encode(),
+            Message::HostRequest(m) => m.encode(),
+            Message::HostRequestAnswer(m) => m.encode(),
         }
     }
 }
@@ -95,6 +104,8 @@ impl Decoder {
             Decoder::BeatAnswer => Message::BeatAnswer(BeatAnswer::decode(bytes)?),
             Decoder::Register => Message::Register(Register::decode(bytes)?),
             Decoder::RegisterAnswer => Message::RegisterAnswer(RegisterAnswer::decode(bytes)?),
+            Decoder::HostRequest => Message::HostRequest(HostRequest::decode(bytes)?),
+            Decoder::HostRequestAnswer => Message::HostRequestAnswer(HostRequestAnswer::decode(bytes)?),
         })
     }
 

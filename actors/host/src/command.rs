@@ -1,0 +1,220 @@
+//! The command line, as far as it is asked of a running agent.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+
+use crate::api::{self, Answer, Request, WITHIN};
+use crate::config::{Config, WrittenAttachment};
+use crate::mode::WantedMode;
+
+/// As everywhere in groupcast.
+const EXIT_FAILURE: u8 = 1;
+const EXIT_USAGE: u8 = 2;
+const EXIT_TIMED_OUT: u8 = 5;
+
+#[derive(Parser)]
+#[command(name = "groupcast-agent", version, about = "Security groups, enforced on this host")]
+pub struct Arguments {
+    /// The configuration.
+    #[arg(long, global = true, default_value = "/etc/groupcast/agent.toml")]
+    pub config: PathBuf,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run the agent
+    Run,
+    /// Load the last good ruleset, or close what is claimed, and end: for the boot, before the network is up
+    Boot,
+    /// Print, as nft text, what the last good state would make of the kernel, and touch nothing
+    DryRun,
+    /// Take our table away, and nothing else
+    Cleanup,
+    /// Measure what enforcing costs, in a network namespace of its own
+    Bench {
+        #[arg(long)]
+        json: bool,
+    },
+    /// Attach and detach workloads
+    #[command(subcommand)]
+    Workload(WorkloadCommand),
+    /// What is in force, what was heard, and what foreign rules interfere
+    Status,
+    /// What the kernel should hold, and how it differs from what is there
+    Ruleset,
+    /// Packets and bytes that rules have met
+    Counters,
+    /// Why a flow passes this host, or not
+    Explain {
+        /// A workload of this host, or an address
+        from: String,
+        /// A workload of this host, or an address
+        to: String,
+        /// tcp/443, udp/53, icmp/8/0
+        traffic: String,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Keep what is in force, whatever changes
+    Freeze { reason: String },
+    /// Judge nothing
+    Bypass { reason: String },
+    /// Let nothing pass that is claimed
+    Lockdown { reason: String },
+    /// Log what would be denied, and let it pass
+    Audit { reason: String },
+    /// Enforce again
+    Resume { reason: String },
+    /// Have the controllers forget this host and its workloads: for the shutdown of the machine, not for a restart of the agent
+    Leave,
+}
+
+#[derive(Subcommand)]
+pub enum WorkloadCommand {
+    /// Returns once its policy is in force
+    Add {
+        workload: String,
+        #[arg(long)]
+        interface: String,
+        /// Only these addresses behind the interface
+        #[arg(long = "address")]
+        addresses: Vec<std::net::IpAddr>,
+        /// Log what would be denied to it, and let it pass
+        #[arg(long)]
+        audit: bool,
+        /// Have sources read anew first
+        #[arg(long)]
+        fresh: bool,
+        /// Return at the latest after this time, with exit code 5 if its policy is not in force
+        #[arg(long, default_value_t = Within::from(WITHIN))]
+        within: Within,
+    },
+    Remove {
+        workload: String,
+    },
+    /// Log what would be denied to it and let it pass, or no longer
+    Audit {
+        workload: String,
+        #[arg(value_parser = ["on", "off"])]
+        switch: String,
+    },
+    List,
+}
+
+type Within = humantime::Duration;
+
+fn request(command: Command) -> Option<Request> {
+    let mode = |mode, reason| Some(Request::Mode { mode, reason });
+    match command {
+        Command::Workload(WorkloadCommand::Add { workload, interface, addresses, audit, fresh, within }) => {
+            let attachment = WrittenAttachment { workload, interface, addresses: addresses.into_iter().collect(), audit };
+            let within: Duration = within.into();
+            Some(Request::WorkloadAdd { attachment, fresh, within_ms: within.as_millis() as u64 })
+        }
+        Command::Workload(WorkloadCommand::Remove { workload }) => Some(Request::WorkloadRemove { workload }),
+        Command::Workload(WorkloadCommand::Audit { workload, switch }) => {
+            Some(Request::WorkloadAudit { workload, audit: switch == "on" })
+        }
+        Command::Workload(WorkloadCommand::List) | Command::Status => Some(Request::Status),
+        Command::Ruleset => Some(Request::Ruleset),
+        Command::Counters => Some(Request::Counters),
+        Command::Explain { from, to, traffic, .. } => Some(Request::Explain { from, to, traffic }),
+        Command::Freeze { reason } => mode(WantedMode::Freeze, reason),
+        Command::Bypass { reason } => mode(WantedMode::Bypass, reason),
+        Command::Lockdown { reason } => mode(WantedMode::Lockdown, reason),
+        Command::Audit { reason } => mode(WantedMode::Audit, reason),
+        Command::Resume { reason } => mode(WantedMode::Resume, reason),
+        Command::Leave => Some(Request::Leave),
+        Command::Run | Command::Boot | Command::DryRun | Command::Cleanup | Command::Bench { .. } => None,
+    }
+}
+
+pub fn fail(words: &str, code: u8) -> ExitCode {
+    eprintln!("groupcast-agent: {words}");
+    ExitCode::from(code)
+}
+
+fn json(value: &impl serde::Serialize) {
+    println!("{}", serde_json::to_string_pretty(value).unwrap_or_default());
+}
+
+/// Asks the running agent and prints what it says: data on stdout, words on stderr.
+pub fn asked(config: &Config, command: Command) -> ExitCode {
+    let list = matches!(command, Command::Workload(WorkloadCommand::List));
+    let as_json = matches!(command, Command::Explain { json: true, .. });
+    let Some(request) = request(command) else { return fail("nothing to ask", EXIT_USAGE) };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error.to_string(), EXIT_FAILURE),
+    };
+    match runtime.block_on(api::ask(&config.socket, &request)) {
+        Ok(Answer::Done { notes }) => {
+            notes.iter().for_each(|note| eprintln!("groupcast-agent: {note}"));
+            return ExitCode::SUCCESS;
+        }
+        Ok(Answer::Failed { why }) => return fail(&why, EXIT_FAILURE),
+        Ok(Answer::TimedOut { why }) => return fail(&why, EXIT_TIMED_OUT),
+        Ok(Answer::Status(status)) if list => {
+            for workload in &status.enforced.workloads {
+                let addresses: Vec<String> = workload.addresses.iter().map(ToString::to_string).collect();
+                let audit = if workload.audit { "audit" } else { "enforce" };
+                println!("{}\t{}\t{}\t{audit}", workload.workload, workload.interface, addresses.join(","));
+            }
+        }
+        Ok(Answer::Status(status)) => json(&status),
+        Ok(Answer::Counters { counters }) => {
+            for counted in counters {
+                println!("{}\t{}\t{}\t{}", counted.chain, counted.at, counted.packets, counted.bytes);
+            }
+        }
+        Ok(Answer::Explanation(told)) if as_json => json(&told),
+        Ok(Answer::Explanation(told)) => {
+            println!("{}", if told.allowed { "allowed" } else { "denied" });
+            for judged in &told.judgements {
+                println!("{}", judged.words);
+                let revision =
+                    |revision: &Option<u64>| revision.map_or("from the disk".into(), |number| format!("revision {number}"));
+                judged.topics.iter().for_each(|(topic, number)| println!("  {topic}: {}", revision(number)));
+            }
+            told.notes.iter().for_each(|note| println!("note: {note}"));
+            println!(
+                "{}",
+                if told.enforced { "the kernel does as it says" } else { "the kernel does not do as it says: see the notes" }
+            );
+        }
+        Ok(Answer::Ruleset(ruleset)) => {
+            print!("{}", ruleset.wanted);
+            ruleset.differences.iter().for_each(|name| eprintln!("differs in the kernel: {name}"));
+            if !ruleset.differences.is_empty() {
+                return ExitCode::from(EXIT_FAILURE);
+            }
+        }
+        Err(error) => return fail(&format!("no agent answers on {}: {error}", config.socket.display()), EXIT_FAILURE),
+    }
+    ExitCode::SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+        let within = |arguments: &[&str]| {
+            let all = [&["groupcast-agent", "workload", "add", "w", "--interface", "i"], arguments].concat();
+            let parsed = Arguments::try_parse_from(all).ok()?;
+            let Some(Request::WorkloadAdd { within_ms, fresh, .. }) = request(parsed.command) else { return None };
+            Some((within_ms, fresh))
+        };
+        assert_eq!(within(&[]), Some((10_000, false)));
+        assert_eq!(within(&["--within", "1m 5s", "--fresh"]), Some((65_000, true)));
+        assert_eq!(within(&["--within", "soon"]), None);
+    }
+}
