@@ -105,6 +105,11 @@ pub fn members(group: &GroupId, family: Family) -> Name {
     name(format_args!("m{}_{group}", digit(family)))
 }
 
+/// Whether it is a set of members that are single addresses, of which there may be very many.
+pub fn is_members(name: &str) -> bool {
+    name.starts_with("m4_") || name.starts_with("m6_")
+}
+
 pub fn member_spans(group: &GroupId, family: Family) -> Name {
     name(format_args!("n{}_{group}", digit(family)))
 }
