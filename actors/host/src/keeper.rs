@@ -127,19 +127,21 @@ impl<E: Enforcer> Keeper<E> {
     }
 
     pub fn attach(&mut self, workload: WorkloadId, attached: Attached) -> Result<(), E::Error> {
-        let mut attachments = self.engine.attachments().clone();
-        attachments.insert(workload, attached);
-        self.engine.set_attachments(attachments);
-        self.settle()
+        self.move_attachment(&workload, Some(attached))
     }
 
     /// `false`: it was not attached.
     pub fn detach(&mut self, workload: &WorkloadId) -> Result<bool, E::Error> {
-        let mut attachments = self.engine.attachments().clone();
-        let was = attachments.remove(workload).is_some();
-        self.engine.set_attachments(attachments);
-        self.settle()?;
+        let was = self.engine.attachments().contains_key(workload);
+        self.move_attachment(workload, None)?;
         Ok(was)
+    }
+
+    fn move_attachment(&mut self, workload: &WorkloadId, attached: Option<Attached>) -> Result<(), E::Error> {
+        let plan = self.engine.attach(workload, attached, &Held(&self.documents));
+        // Frozen, documents have moved on without the engine: what it would do for one workload may rest on what is not in force.
+        let plan = if self.frozen { self.engine.compare(&Held(&self.documents)) } else { plan };
+        self.take(plan)
     }
 
     pub fn set_settings(&mut self, settings: Settings) -> Result<(), E::Error> {

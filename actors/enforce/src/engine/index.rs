@@ -301,7 +301,9 @@ struct Step<'s, 'i, D> {
     /// Groups that came into use or out of it, perhaps; and those whose rules are others.
     groups: BTreeSet<GroupId>,
     rewritten: BTreeSet<GroupId>,
+    /// Groups whose members are others, and those that rules began or ceased to name.
     remotes: BTreeSet<GroupId>,
+    renamed: BTreeSet<GroupId>,
     /// By chain of a scope: jumps to be there or not.
     jumps: BTreeMap<Name, BTreeMap<Name, bool>>,
     /// Workloads whose elements are others, with the elements that were there.
@@ -321,6 +323,7 @@ impl<'s, 'i, D: Documents> Step<'s, 'i, D> {
             groups: BTreeSet::new(),
             rewritten: BTreeSet::new(),
             remotes: BTreeSet::new(),
+            renamed: BTreeSet::new(),
             jumps: BTreeMap::new(),
             workloads: BTreeMap::new(),
             ranges_moved: false,

@@ -13,7 +13,7 @@ use crate::Name;
 use crate::delta::{Uses, element_ops, uses_of_rules};
 use crate::names::{self, Role, View, set_role};
 use crate::ruleset::{Contents, DesiredSet, Written, group_chains, has_spans, member_sets, member_spans, members_of, rules_of};
-use crate::table::{Elements, Set, SetKind};
+use crate::table::{Elements, Set, SetKind, Table};
 
 impl<D: Documents> Step<'_, '_, D> {
     /// A group's members came, went, or are others: who names them may have to say it otherwise.
@@ -105,7 +105,7 @@ impl<D: Documents> Step<'_, '_, D> {
         }
         let documents = self.inputs.documents;
         for (group, families) in &written.remotes {
-            self.remotes.insert(group.clone());
+            self.renamed.insert(group.clone());
             let remote = self.index.remotes.entry(group.clone()).or_insert_with(|| {
                 let (known, spans) = state(members_of(documents, group));
                 Remote { known, spans, ..Remote::default() }
@@ -135,45 +135,66 @@ impl<D: Documents> Step<'_, '_, D> {
     /// The sets of members that rules look into.
     pub(super) fn write_members(&mut self, touched: &BTreeMap<GroupId, Which<Prefix>>) {
         let Some(actual) = self.inputs.actual else { return };
-        for group in std::mem::take(&mut self.remotes) {
+        let mut groups = std::mem::take(&mut self.remotes);
+        groups.extend(self.renamed.iter().cloned());
+        for group in groups {
             let members = members_of(self.inputs.documents, &group);
             let named = self.index.remotes.get(&group).map(|remote| remote.families).unwrap_or_default();
+            let moved = touched.get(&group);
             for family in FAMILIES {
-                let named = named[family_index(family)] > 0;
-                let members = members.filter(|_| named);
-                let hosts = names::members(&group, family);
-                let held = actual.sets.get(&hosts);
-                let ranges = names::member_spans(&group, family);
-                let held_ranges = actual.sets.get(&ranges);
-                let Some(members) = members else {
-                    held.iter().for_each(|_| self.parts.set_gone(&hosts));
-                    held_ranges.iter().for_each(|_| self.parts.set_gone(&ranges));
+                let is_named = named[family_index(family)] > 0;
+                if !is_named && !self.renamed.contains(&group) {
+                    // Nor was it: there is nothing of it.
                     continue;
-                };
-                match (held, touched.get(&group)) {
-                    (Some(_), None) => {}
-                    (Some(held), Some(Which::Some(moved))) => {
-                        self.write_moved(&hosts, held, members, moved);
-                        if moved.iter().all(|prefix| prefix.is_host() || prefix.family() != family) {
+                }
+                let members = members.filter(|_| is_named);
+                match (members, moved) {
+                    // What happens all the time.
+                    (Some(members), Some(Which::Some(moved))) => {
+                        let name = names::members(&group, family);
+                        if let Some(held) = actual.sets.get(&name) {
+                            self.write_moved(&name, held, members, moved);
+                            if moved.iter().all(|prefix| prefix.is_host() || prefix.family() != family) {
+                                continue;
+                            }
+                            self.write_ranges_of(actual, &group, Some(members), family);
                             continue;
                         }
+                        self.write_hosts_of(actual, &group, Some(members), family, true);
                     }
-                    _ => {
-                        if let Some((name, want)) = member_sets(&group, members, family).next() {
-                            self.parts.set(&name, held, &want);
-                        }
-                    }
+                    (members, moved) => self.write_hosts_of(actual, &group, members, family, moved.is_some()),
                 }
-                match (held_ranges, has_spans(members, family)) {
-                    (Some(_), false) => self.parts.set_gone(&ranges),
-                    (None, false) => {}
-                    (held, true) => {
-                        let kind = if family == Family::V4 { SetKind::Spans4 } else { SetKind::Spans6 };
-                        let contents = Contents::Owned(member_spans(members, family));
-                        self.parts.set(&ranges, held, &DesiredSet { kind, contents });
-                    }
+                self.write_ranges_of(actual, &group, members, family);
+            }
+        }
+    }
+
+    /// The set of a group's single addresses. `compared`: what is in it may be something else.
+    fn write_hosts_of(&mut self, actual: &Table, group: &GroupId, members: Option<&Members>, family: Family, compared: bool) {
+        let name = names::members(group, family);
+        match (actual.sets.get(&name), members) {
+            (Some(_), None) => self.parts.set_gone(&name),
+            (Some(_), Some(_)) if !compared => {}
+            (held, Some(members)) => {
+                if let Some((_, want)) = member_sets(group, members, family).next() {
+                    self.parts.set(&name, held, &want);
                 }
             }
+            (None, None) => {}
+        }
+    }
+
+    /// The set of a group's ranges, which are few.
+    fn write_ranges_of(&mut self, actual: &Table, group: &GroupId, members: Option<&Members>, family: Family) {
+        let name = names::member_spans(group, family);
+        match (actual.sets.get(&name), members.filter(|members| has_spans(members, family))) {
+            (Some(_), None) => self.parts.set_gone(&name),
+            (held, Some(members)) => {
+                let kind = if family == Family::V4 { SetKind::Spans4 } else { SetKind::Spans6 };
+                let contents = Contents::Owned(member_spans(members, family));
+                self.parts.set(&name, held, &DesiredSet { kind, contents });
+            }
+            (None, None) => {}
         }
     }
 
