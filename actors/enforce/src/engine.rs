@@ -9,6 +9,7 @@ mod index;
 #[cfg(test)]
 mod tests;
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 use groupcast_policy::doc::Edit;
@@ -37,6 +38,7 @@ pub struct Plan {
     pub wrapped: bool,
     /// Everything was looked at, not only what changed.
     pub whole: bool,
+    refused: Vec<Refusal>,
 }
 
 #[derive(Debug)]
@@ -47,19 +49,20 @@ pub struct Engine {
     stamp: Stamp,
     /// What the kernel holds.
     actual: Table,
-    /// Moves with each plan; `None`: no step but the comparison of everything.
-    index: Option<Index>,
+    /// Moves with each plan, which is why it is in a cell: it is too large to be copied for each. `None`: no step but the comparison of
+    /// everything.
+    index: RefCell<Option<Box<Index>>>,
     refused: Vec<Refusal>,
     /// Whether the index speaks of the actual table: not between a plan and its commit, nor after a failure, when documents may have
     /// moved on without us.
-    trusted: bool,
+    trusted: Cell<bool>,
 }
 
 impl Engine {
     /// For a kernel that holds nothing of ours. `stamp` is one that no connection carries.
     pub fn new(host: HostId, settings: Settings, attachments: Attachments, stamp: Stamp) -> Self {
         let (actual, refused) = (Table::default(), Vec::new());
-        Self { host, settings, attachments, stamp, actual, index: None, refused, trusted: false }
+        Self { host, settings, attachments, stamp, actual, index: RefCell::new(None), refused, trusted: Cell::new(false) }
     }
 
     /// For a kernel that holds a table of ours, read back. Its stamp goes on.
@@ -102,12 +105,12 @@ impl Engine {
     /// The table was found to be another than thought: read back, or gone.
     pub fn set_actual(&mut self, actual: Table) {
         self.actual = actual;
-        self.trusted = false;
+        self.trusted.set(false);
     }
 
     /// The step that a change of documents needs. `None` as an edit: the document was replaced, or is gone. The documents are those
     /// after the change. Until [`Engine::committed`] every further step compares everything.
-    pub fn change(&mut self, edits: &[(Topic, Option<Edit>)], documents: &impl Documents) -> Plan {
+    pub fn change(&self, edits: &[(Topic, Option<Edit>)], documents: &impl Documents) -> Plan {
         let touched = Touched::by(edits, &self.host);
         if let Some(plan) = self.step(&touched, documents, false) {
             return plan;
@@ -116,7 +119,7 @@ impl Engine {
             Topic::Members(group) => Some(group.clone()),
             _ => None,
         });
-        let known = std::mem::take(&mut self.trusted).then(|| moved.collect());
+        let known = self.trusted.take().then(|| moved.collect());
         self.whole(documents, known)
     }
 
@@ -129,13 +132,13 @@ impl Engine {
         if let Some(plan) = self.step(&Touched::workload(workload), documents, true) {
             return plan;
         }
-        let known = std::mem::take(&mut self.trusted).then(BTreeSet::new);
+        let known = self.trusted.take().then(BTreeSet::new);
         self.whole(documents, known)
     }
 
     /// The step that makes everything as it should be, members included.
-    pub fn compare(&mut self, documents: &impl Documents) -> Plan {
-        self.trusted = false;
+    pub fn compare(&self, documents: &impl Documents) -> Plan {
+        self.trusted.set(false);
         self.whole(documents, None)
     }
 
@@ -143,21 +146,22 @@ impl Engine {
     pub fn committed(&mut self, plan: Plan) {
         if self.actual.apply(&plan.transaction).is_err() {
             // Cannot be: the kernel took it. Whatever it is, it is found out by comparing.
-            self.trusted = false;
+            self.trusted.set(false);
             return;
         }
         self.stamp = plan.stamp;
-        self.trusted = true;
+        self.refused = plan.refused;
+        self.trusted.set(true);
     }
 
     /// The step was refused: the kernel holds what it held, and the next step compares everything.
     pub fn failed(&mut self) {
-        self.trusted = false;
+        self.trusted.set(false);
     }
 
     /// `None`: everything is to be compared. Changes `trusted` only if there is a plan.
-    fn step(&mut self, touched: &Touched, documents: &impl Documents, attachments_moved: bool) -> Option<Plan> {
-        let mut index = self.index.take().filter(|_| self.trusted)?;
+    fn step(&self, touched: &Touched, documents: &impl Documents, attachments_moved: bool) -> Option<Plan> {
+        let mut index = self.index.take().filter(|_| self.trusted.get())?;
         let inputs = Inputs {
             host: &self.host,
             documents,
@@ -168,24 +172,24 @@ impl Engine {
         let mut outcome = index.step(&inputs, touched, attachments_moved)?;
         let transaction = std::mem::take(&mut outcome.transaction);
         let (transaction, stamp) = self.stamped(transaction, |set| outcome.uses(&index, set));
-        self.refused.clone_from(&index.refused);
-        self.index = Some(index);
-        self.trusted = false;
-        Some(Plan { transaction, stamp, wrapped: stamp < self.stamp, whole: false })
+        let refused = index.refused.clone();
+        *self.index.borrow_mut() = Some(index);
+        self.trusted.set(false);
+        Some(Plan { transaction, stamp, wrapped: stamp < self.stamp, whole: false, refused })
     }
 
-    fn fresh_index(&self, documents: &impl Documents) -> Option<Index> {
+    fn fresh_index(&self, documents: &impl Documents) -> Option<Box<Index>> {
         let (host, attachments, settings) = (&self.host, &self.attachments, &self.settings);
-        Index::from_scratch(&Inputs { host, documents, attachments, settings, actual: None })
+        Index::from_scratch(&Inputs { host, documents, attachments, settings, actual: None }).map(Box::new)
     }
 
     /// `known`: the table is what it should be, but for the members of these groups and whatever is not members.
-    fn whole(&mut self, documents: &impl Documents, known: Option<BTreeSet<GroupId>>) -> Plan {
-        self.index = self.fresh_index(documents);
+    fn whole(&self, documents: &impl Documents, known: Option<BTreeSet<GroupId>>) -> Plan {
+        *self.index.borrow_mut() = self.fresh_index(documents);
         let (host, attachments, settings) = (&self.host, &self.attachments, &self.settings);
         let build = |stamp| build(host, documents, attachments, settings, stamp);
         let next = self.stamp.next().unwrap_or(Stamp::FIRST);
-        let plan = |transaction, stamp| Plan { transaction, stamp, wrapped: stamp < self.stamp, whole: true };
+        let plan = |transaction, stamp, refused| Plan { transaction, stamp, wrapped: stamp < self.stamp, whole: true, refused };
         // A table made anew carries a stamp that no connection has met under another policy.
         if !stamp::has_stamp(&self.actual) {
             let desired = build(next);
@@ -194,9 +198,7 @@ impl Engine {
             } else {
                 delta::anew(&desired)
             };
-            let plan = plan(transaction, next);
-            self.refused = desired.refused;
-            return plan;
+            return plan(transaction, next, desired.refused);
         }
         let desired = build(self.stamp);
         let moved = known.map(|groups: BTreeSet<GroupId>| {
@@ -207,9 +209,7 @@ impl Engine {
         let transaction = delta::diff(&self.actual, &desired, trusted);
         if transaction.anew {
             let desired = build(next);
-            let plan = plan(delta::anew(&desired), next);
-            self.refused = desired.refused;
-            return plan;
+            return plan(delta::anew(&desired), next, desired.refused);
         }
         let (old_uses, new_uses) = (uses_of(&self.actual.chains), uses_of(&desired.chains));
         let uses = |set: &Name| {
@@ -218,9 +218,7 @@ impl Engine {
             Uses { allows: old.allows || new.allows, denies: old.denies || new.denies }
         };
         let (transaction, stamp) = self.stamped(transaction, uses);
-        let plan = plan(transaction, stamp);
-        self.refused = desired.refused;
-        plan
+        plan(transaction, stamp, desired.refused)
     }
 
     /// With a new stamp where one is needed.
@@ -228,7 +226,7 @@ impl Engine {
         let mut stamp = self.stamp;
         if stamp::needs_bump(&self.actual, &transaction.ops, uses) {
             stamp = self.stamp.next().unwrap_or(Stamp::FIRST);
-        } else if self.trusted {
+        } else if self.trusted.get() {
             return (transaction, stamp);
         }
         transaction.ops.extend(stamp::ops(&self.actual, &self.settings, stamp));

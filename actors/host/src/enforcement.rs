@@ -259,7 +259,7 @@ impl<E: Enforcer + Unpin + 'static> Actor for Enforcement<E> {
         let outcome = match (frozen, self.keeper.is_adopted()) {
             (true, true) => self.keeper.set_frozen(true),
             (frozen, _) => {
-                self.keeper.set_settings(settings).and_then(|()| if frozen { self.keeper.set_frozen(true) } else { Ok(()) })
+                self.keeper.begin_with(settings).and_then(|()| if frozen { self.keeper.set_frozen(true) } else { Ok(()) })
             }
         };
         let _ = self.after(outcome, context);

@@ -144,6 +144,13 @@ impl<E: Enforcer> Keeper<E> {
         self.take(plan)
     }
 
+    /// The settings at a start. A table that was there is newer than the disk, which may be some changes behind: what those revoked must
+    /// not come back, so nothing is touched before the bus, or somebody here, says something.
+    pub fn begin_with(&mut self, settings: Settings) -> Result<(), E::Error> {
+        self.engine.set_settings(settings);
+        if self.adopted { Ok(()) } else { self.settle() }
+    }
+
     pub fn set_settings(&mut self, settings: Settings) -> Result<(), E::Error> {
         self.engine.set_settings(settings);
         self.settle()

@@ -138,10 +138,13 @@ fn e20_tampering_is_impossible_or_repaired() {
         run("nft", &["delete table inet gc"]);
         assert!(scene.machine.passes(0, OUTSIDE, &packet(0, OUTSIDE, UDP, 5003)), "without a table everything passes");
         let kernel = Spoilt { kernel: Kernel::open("gc", true).unwrap(), with: None };
-        scene.keeper = Keeper::start(trial::host(), settings(), attachments, stamp, documents, kernel).unwrap();
+        scene.keeper = Keeper::start(trial::host(), settings(), attachments, stamp, documents.clone(), kernel).unwrap();
         assert!(!scene.keeper.is_adopted());
         scene.keeper.settle().unwrap();
         scene.expect("put right at a start", false);
+        // The bus takes the place of the disk.
+        let edits = documents.into_iter().map(|(topic, document)| (topic, MovedDocument::Replaced(Box::new(document)))).collect();
+        scene.keeper.moved(&[Moved { number: 1, change: 1, whole: true, edits, dropped: Vec::new() }]).unwrap();
         // The same while it runs: found with the next step.
         scene.keeper.enforcer().kernel.remove().unwrap();
         let repairs = scene.keeper.counts.repairs;

@@ -32,9 +32,9 @@ fn host(place: u8, stage: &Stage) -> Host {
     let (own, other) = (place, 1 - place);
     let peers: Vec<String> = FAMILIES.map(|family| address(own, family).to_string()).into();
     let wire = Wire::new(trial::interface(own).as_str(), &[], &peers);
-    run("ip", &["link", "set", "link", "up"]);
-    run("ip", &["address", "add", &format!("192.168.7.{}/24", own + 1), "dev", "link"]);
-    run("ip", &["address", "add", &format!("fd77::{}/64", own + 1), "dev", "link", "nodad"]);
+    run("ip", &["link", "set", "between", "up"]);
+    run("ip", &["address", "add", &format!("192.168.7.{}/24", own + 1), "dev", "between"]);
+    run("ip", &["address", "add", &format!("fd77::{}/64", own + 1), "dev", "between", "nodad"]);
     let (via4, via6) = (format!("192.168.7.{}", other + 1), format!("fd77::{}", other + 1));
     run("ip", &["route", "add", &address(other, Family::V4).to_string(), "via", &via4]);
     run("ip", &["route", "add", &address(other, Family::V6).to_string(), "via", &via6]);
@@ -79,7 +79,7 @@ impl Pair {
             }
         });
         let thread = birth.recv().unwrap().to_string();
-        run("ip", &["link", "add", "link", "type", "veth", "peer", "name", "link", "netns", &thread]);
+        run("ip", &["link", "add", "between", "type", "veth", "peer", "name", "between", "netns", &thread]);
         linked.send(()).unwrap();
         let first = host(0, &stage);
         let second = second.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -3,16 +3,20 @@
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use groupcast_bus_config::accounts::Role;
 use groupcast_bus_config::connect::{self, Options};
 use groupcast_bus_config::server::{Config, Server};
 use groupcast_bus_config::streams;
-use groupcast_enforce::trial::{Dice, Stage, WORKLOADS};
+use groupcast_enforce::trial::{self, Dice, Stage, WORKLOADS};
+use groupcast_host::state::State;
+use groupcast_policy::doc::Content;
 use groupcast_policy::model::Event;
 use groupcast_policy::packet::{TCP, UDP};
+use groupcast_policy::topic::Topic;
 use groupcast_topics::batch::Proposal;
 use groupcast_topics::nats::{NodeHandle, compiled, spawn_node};
 use groupcast_topics::node;
@@ -71,10 +75,10 @@ impl Agent {
         process.wait().unwrap();
     }
 
-    fn change(&self) -> Option<u64> {
-        let output = self.ask(&["status"]);
-        let status: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
-        status["change"].as_u64()
+    /// Whether the kernel holds what it should, and that names this port.
+    fn holds(&self, port: u16) -> bool {
+        let output = self.ask(&["ruleset"]);
+        output.status.success() && String::from_utf8_lossy(&output.stdout).contains(&port.to_string())
     }
 }
 
@@ -103,11 +107,16 @@ async fn lead(server: &Server) -> NodeHandle {
     node
 }
 
+/// The first of the ports by which changes are recognised.
+const MARKERS: u16 = 20_000;
+
 const ALWAYS: [&str; 4] =
     ["egress udp 5001 to any", "ingress udp 5001 from any", "egress tcp 5002 to any", "ingress tcp 5002 from any"];
 
-fn some_rules(dice: &mut Dice) -> Event {
+/// `marker`: a port by which this change is recognised.
+fn some_rules(dice: &mut Dice, marker: u16) -> Event {
     let mut lines = ALWAYS.map(String::from).to_vec();
+    lines.push(format!("egress udp {marker} to any"));
     for _ in 0..dice.below(4) {
         let port = 6000 + dice.below(50);
         lines.push(match dice.below(3) {
@@ -119,6 +128,16 @@ fn some_rules(dice: &mut Dice) -> Event {
     lines.sort();
     lines.dedup();
     rules(&lines.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Whether the rules on the disk name this port.
+fn on_disk(path: &std::path::Path, port: u16) -> bool {
+    let state = State::read(path).ok().flatten();
+    let document = state.as_ref().and_then(|state| state.documents.get(&Topic::Rules(trial::group_id(0))));
+    match document.and_then(|document| document.content()) {
+        Some(Content::Rules(rules)) => rules.rules.values().any(|rule| rule.to_string().contains(&port.to_string())),
+        _ => false,
+    }
 }
 
 /// 500 changes, and every 25th of them finds the agent killed: at a random moment after the change was published, and started again.
@@ -134,27 +153,35 @@ fn killed_among_500_changes_nothing_passes_and_nothing_is_lost() {
         let node = runtime.block_on(lead(&server));
         let mut stage = Stage::default();
         let mut number = 0;
+        let mut marker = MARKERS;
+        let mut dice = Dice::new(17);
         let mut write = |events: &[Event]| {
             number += 1;
             let edits = stage.change(events).into_iter().filter_map(|(topic, edit)| Some((topic, edit?))).collect();
             let proposal = Proposal { number, change: number, catalog: number, edits, ..Default::default() };
             runtime.block_on(node.propose(proposal)).unwrap();
-            number
         };
         let mut machine = Machine::new();
         let mut agent = Agent::new(&server.url());
-        let first = write(&[rules(&ALWAYS), place(0), place(1)]);
+        write(&[rules(&ALWAYS), place(0), place(1)]);
         agent.start();
         for (workload, interface) in [("w0", "gcw0"), ("w1", "gcw1")] {
             eventually("a workload is attached", || {
                 agent.ask(&["workload", "add", workload, "--interface", interface]).status.success()
             });
         }
-        eventually("the first change is in force", || agent.change() >= Some(first));
+        // Who is attached is on the disk with the rest, some seconds later.
+        let path = agent.folder.join("state");
+        let saved = || State::read(&path).ok().flatten().is_some_and(|state| state.facts.attachments.len() == 2);
+        eventually("the attachments are on the disk", saved);
         let (udp, tcp) = (packet(0, 1, UDP, 5001), packet(0, 1, TCP, 5002));
         eventually("what is allowed passes", || machine.passes(0, 1, &udp));
         assert!(machine.passes(0, 1, &tcp) && machine.passes(1, 0, &tcp.answer()));
         let never = [(0, 1, packet(0, 1, UDP, 5003)), (0, OUTSIDE, packet(0, OUTSIDE, TCP, 5004)), (OUTSIDE, 1, packet(OUTSIDE, 1, UDP, 5005))];
+        // Markers below this were revoked by what is in force since: none of them may ever pass again, nor after a restart.
+        let revoked = Arc::new(AtomicU16::new(MARKERS));
+        let below = revoked.clone();
+        let mut old = Dice::new(18);
         let stream = Stream::start(machine, move |machine| {
             for (from, to, packet) in [(0, 1, udp), (1, 0, udp.answer()), (0, 1, tcp.later()), (1, 0, tcp.answer().later())] {
                 machine.wire(from).send(&packet);
@@ -164,27 +191,45 @@ fn killed_among_500_changes_nothing_passes_and_nothing_is_lost() {
                 machine.wire(from).send(&packet);
                 assert!(!machine.wire(to).received(&packet), "passed: {packet:?}");
             }
+            let markers = below.load(Ordering::SeqCst) - MARKERS;
+            if markers > 0 {
+                // Mostly of late: those are what an older state would allow.
+                let back = 1 + old.below(usize::from(markers.min(40))) as u16;
+                let packet = packet(0, OUTSIDE, UDP, MARKERS + markers - back);
+                machine.wire(0).send(&packet);
+                assert!(!machine.wire(OUTSIDE).received(&packet), "passed, though revoked long ago: {packet:?}");
+            }
             // Each round is some packets; what runs beside them must get its turn.
             std::thread::yield_now();
         });
-        let mut dice = Dice::new(17);
         let mut kills = 0;
         for change in 1..=500 {
-            let events = if dice.percent(15) { vec![some_rules(&mut dice), place(2)] } else { vec![some_rules(&mut dice)] };
-            let last = write(&events);
+            marker += 1;
+            let mut events = vec![some_rules(&mut dice, marker)];
+            if dice.percent(15) {
+                events.push(place(2));
+            }
+            write(&events);
             if change % 25 == 0 {
                 std::thread::sleep(Duration::from_micros(dice.below(20_000) as u64));
                 agent.kill();
                 kills += 1;
-                write(&[some_rules(&mut dice)]);
+                // What changes while nobody is there is caught up with.
+                marker += 1;
+                write(&[some_rules(&mut dice, marker)]);
                 agent.start();
             } else if change % 25 == 20 {
-                eventually("the agent catches up", || agent.change() >= Some(last));
+                eventually("the agent catches up", || agent.holds(marker));
+                revoked.store(marker, Ordering::SeqCst);
+            } else if change % 100 == 5 {
+                // So that what is on the disk is older than what is in force when the agent dies, by some changes and not by all.
+                eventually("the disk catches up", || on_disk(&path, marker));
             }
             assert!(!stream.thread.is_finished(), "a stream ended at change {change}");
         }
-        let last = write(&[rules(&ALWAYS)]);
-        eventually("the last change is in force", || agent.change() >= Some(last));
+        marker += 1;
+        write(&[some_rules(&mut dice, marker)]);
+        eventually("the last change is in force", || agent.holds(marker));
         assert!(agent.ask(&["ruleset"]).status.success(), "the kernel holds something else than it should");
         stream.wait_for_rounds(2);
         println!("{kills} kills, {} rounds of packets", stream.rounds.load(Ordering::SeqCst));
