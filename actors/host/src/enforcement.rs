@@ -278,9 +278,12 @@ impl<E: Holder + Unpin + 'static> Actor for Enforcement<E> {
         }
         self.look_at_links();
         let (settings, frozen) = settings_of(&self.configured, self.mode.as_ref().map(|(mode, _)| mode.as_str()));
-        // A table that is there is what was frozen.
-        if !(frozen && self.keeper.is_adopted()) {
-            self.orders.push(Order { what: What::Mode(settings, false), waiter: None });
+        // A table that is there is newer than the disk, which may be some changes behind: what those revoked must not come back, so
+        // nothing is touched before the bus, or somebody here, says something. And what was frozen is what is there.
+        match (self.keeper.is_adopted(), frozen) {
+            (false, _) => self.orders.push(Order { what: What::Mode(settings, false), waiter: None }),
+            (true, false) => self.keeper.want_settings(settings),
+            (true, true) => {}
         }
         if frozen {
             self.order_mode();

@@ -69,6 +69,8 @@ pub enum Why {
     Bypassed(String),
     /// An operator cut everything there but the failsafe ports.
     Lockdown(String),
+    /// An operator lets pass there, logged, what the policy denies.
+    Auditing(String),
     /// A state that only a newer version knows, by name.
     Other(String),
 }
@@ -82,6 +84,7 @@ impl Why {
             HostState::Frozen { reason } => Some(Self::Frozen(reason.clone())),
             HostState::Bypassed { reason } => Some(Self::Bypassed(reason.clone())),
             HostState::Lockdown { reason } => Some(Self::Lockdown(reason.clone())),
+            HostState::Auditing { reason } => Some(Self::Auditing(reason.clone())),
             HostState::Other(name) => Some(Self::Other(name.clone())),
         }
     }
@@ -94,13 +97,18 @@ impl Why {
             Self::Frozen(_) => "frozen",
             Self::Bypassed(_) => "bypassed",
             Self::Lockdown(_) => "lockdown",
+            Self::Auditing(_) => "auditing",
             Self::Other(name) => name,
         }
     }
 
     pub fn reason(&self) -> &str {
         match self {
-            Self::Error(reason) | Self::Frozen(reason) | Self::Bypassed(reason) | Self::Lockdown(reason) => reason,
+            Self::Error(reason)
+            | Self::Frozen(reason)
+            | Self::Bypassed(reason)
+            | Self::Lockdown(reason)
+            | Self::Auditing(reason) => reason,
             Self::Waiting | Self::Unreachable | Self::Other(_) => "",
         }
     }
