@@ -95,7 +95,8 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
     let inbox = subjects::inbox_all(&role.inbox_prefix(name));
     match role {
         // Not among these: replies from the hosts' account, so that no answer can be steered by a host; deleting streams, and
-        // purging any but TOPICS, which begins every life at sequences of its own and holds nothing that is not derived; subscribing to what the leader writes, where a refused batch would be visible.
+        // purging or moving any but TOPICS, which begins every life at sequences of its own, holds nothing that is not derived, and
+        // may have to be freed from a leader that is stuck; subscribing to what the leader writes, where a refused batch would show.
         Role::Controller => {
             let mut publish = owned(&[
                 subjects::WRITE_ALL,
@@ -104,6 +105,7 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
                 subjects::ANSWER_ALL,
                 subjects::CTL_ALL,
                 subjects::REPLICA,
+                subjects::PROGRESSED,
                 subjects::CONTROL_INBOXES,
                 subjects::JS_ACCOUNT_INFO,
             ]);
@@ -111,17 +113,24 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
                 publish.extend(subjects::js_reading(stream.name));
                 publish.extend(["STREAM.CREATE", "STREAM.UPDATE"].map(|operation| subjects::js_api(operation, stream.name)));
             }
-            publish.push(subjects::js_api("STREAM.PURGE", TOPICS.name));
+            publish.extend(["STREAM.PURGE", "STREAM.LEADER.STEPDOWN"].map(|operation| subjects::js_api(operation, TOPICS.name)));
             let mut subscribe = owned(&subjects::SERVICES_ALL);
-            subscribe.extend(owned(&[&inbox, subjects::READ_ALL, subjects::REPLICA, subjects::TOPICS_LEADER_ELECTED]));
+            subscribe.extend(owned(&[
+                &inbox,
+                subjects::READ_ALL,
+                subjects::REPLICA,
+                subjects::PROGRESS,
+                subjects::TOPICS_LEADER_ELECTED,
+            ]));
             Permissions { publish, publish_never: Vec::new(), subscribe }
         }
         Role::Gateway => {
-            let mut publish = owned(&[subjects::CATALOG_ALL, subjects::JS_ACCOUNT_INFO, &inbox]);
+            let mut publish = owned(&[subjects::CATALOG_ALL, subjects::PROGRESS, subjects::JS_ACCOUNT_INFO, &inbox]);
             for stream in [CATALOG, REGISTRY, AUDIT] {
                 publish.extend(subjects::js_reading(stream.name));
             }
-            Permissions { publish, publish_never: owned(&[subjects::CATALOG_TERMS]), subscribe: vec![inbox] }
+            let subscribe = owned(&[&inbox, subjects::PROGRESSED]);
+            Permissions { publish, publish_never: owned(&[subjects::CATALOG_TERMS]), subscribe }
         }
         Role::Viewer => Permissions { subscribe: vec![inbox, subjects::READ_ALL.to_owned()], ..Permissions::default() },
         Role::Host => {

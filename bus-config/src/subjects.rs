@@ -136,6 +136,11 @@ pub fn answer_token(subject: &str) -> Option<&str> {
 /// A controller asks another for everything it holds. Never exported to hosts.
 pub const REPLICA: &str = "gc.replica";
 
+/// A gateway asks how far a change is: the controller that published it answers, the others are silent. Never exported to hosts.
+pub const PROGRESS: &str = "gc.progress";
+/// The leading controller tells gateways how far changes are, as they move. Never exported to hosts.
+pub const PROGRESSED: &str = "gc.progressed";
+
 /// Kinds of documents in CATALOG.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CatalogKind {

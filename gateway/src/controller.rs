@@ -1,44 +1,103 @@
 //! `groupcast controller`: starts the actors, shows what they do over HTTP, and hands over when it is told to end.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 use groupcast_control::controller::{Controller, Settings};
+use groupcast_control::names;
+use groupcast_policy::ids::HostId;
 use metrics_exporter_prometheus::PrometheusBuilder;
+use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::bus::BusOptions;
-use crate::watch;
+use crate::config::{self, duration};
+use crate::telemetry::TelemetryOptions;
+use crate::{progress, watch};
 
 /// How often it is checked that all actors answer. One that does not ends the process: whoever runs it starts it again.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
 /// Pause between attempts to reach a bus that is not there yet.
 const START_PAUSE: Duration = Duration::from_secs(1);
 
-#[derive(Debug, Clone, Args)]
+/// Where the controller is watched, unless said otherwise.
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4280);
+
+#[derive(Debug, Clone, Default, Args)]
 pub struct Options {
+    /// Configuration file; what is said here counts before what it says.
+    #[arg(long, env = "GROUPCAST_CONFIG")]
+    config: Option<PathBuf>,
     #[command(flatten)]
     bus: BusOptions,
-    /// Where /livez, /readyz, /metrics and /v1 are served.
-    #[arg(long, env = "GROUPCAST_LISTEN", default_value = "127.0.0.1:4280")]
-    listen: SocketAddr,
-    /// Copies of each stream.
-    #[arg(long, default_value_t = 1)]
-    replicas: usize,
-    /// A leader that is not heard of for so long is replaced.
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "3s")]
-    lease: Duration,
-    /// Follows and serves, but never leads.
+    #[command(flatten)]
+    controller: ControllerOptions,
+    #[command(flatten)]
+    telemetry: TelemetryOptions,
+}
+
+#[derive(Debug, Clone, Default, Args, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ControllerOptions {
+    /// Where /livez, /readyz, /metrics and /v1 are served [default: 127.0.0.1:4280]
+    #[arg(long, env = "GROUPCAST_LISTEN")]
+    pub listen: Option<SocketAddr>,
+    /// Copies of each stream [default: 1]
     #[arg(long)]
-    never_lead: bool,
+    pub replicas: Option<usize>,
+    /// A leader that is not heard of for so long is replaced [default: 3s]
+    #[arg(long, value_parser = humantime::parse_duration)]
+    #[serde(deserialize_with = "duration")]
+    pub lease: Option<Duration>,
+    /// Follows and serves, but never leads.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true")]
+    pub never_lead: Option<bool>,
+}
+
+impl ControllerOptions {
+    /// What is not said here is taken from there.
+    fn or(self, other: Self) -> Self {
+        Self {
+            listen: self.listen.or(other.listen),
+            replicas: self.replicas.or(other.replicas),
+            lease: self.lease.or(other.lease),
+            never_lead: self.never_lead.or(other.never_lead),
+        }
+    }
 }
 
 impl Options {
+    /// With what the configuration file says, if there is one.
+    pub fn with_file(self) -> Result<Self, config::Error> {
+        let Some(path) = &self.config else { return Ok(self) };
+        let config::File { bus, controller, telemetry } = config::read(path)?;
+        Ok(Self {
+            bus: self.bus.or(bus),
+            controller: self.controller.or(controller),
+            telemetry: self.telemetry.or(telemetry),
+            config: self.config,
+        })
+    }
+
+    pub fn telemetry(&self) -> &TelemetryOptions {
+        &self.telemetry
+    }
+
+    pub fn name(&self) -> HostId {
+        self.bus.name()
+    }
+
     fn settings(&self) -> Settings {
-        Settings { replicas: self.replicas, lease: self.lease, candidate: !self.never_lead, ..self.bus.settings() }
+        let mut settings = self.bus.settings();
+        let ControllerOptions { replicas, lease, never_lead, .. } = &self.controller;
+        settings.replicas = replicas.unwrap_or(settings.replicas);
+        settings.lease = lease.unwrap_or(settings.lease);
+        settings.candidate = !never_lead.unwrap_or(false);
+        settings
     }
 }
 
@@ -58,10 +117,12 @@ pub fn run(options: Options) -> anyhow::Result<()> {
 async fn serve(options: Options, runtime: tokio::runtime::Handle) -> anyhow::Result<()> {
     let recorder = PrometheusBuilder::new();
     let metrics = recorder.install_recorder().context("cannot keep metrics")?;
+    names::describe();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let listener = tokio::net::TcpListener::bind(options.listen).await;
-    let listener = listener.with_context(|| format!("cannot listen on {}", options.listen))?;
+    let listen = options.controller.listen.unwrap_or(LISTEN);
+    let listener = tokio::net::TcpListener::bind(listen).await;
+    let listener = listener.with_context(|| format!("cannot listen on {listen}"))?;
     let address = listener.local_addr()?;
     let state = watch::State::new(metrics);
     runtime.spawn(watch::serve(listener, state.clone()));
@@ -81,16 +142,21 @@ async fn serve(options: Options, runtime: tokio::runtime::Handle) -> anyhow::Res
         }
     };
     state.started(controller.clone());
-    tracing::info!(name = %options.bus.name, "controller started");
+    runtime.spawn(progress::serve(options.settings(), controller.clone()));
+    tracing::info!(name = %options.name(), "controller started");
     let mut alive = tokio::time::interval(ALIVE_EVERY);
-    loop {
+    let end = loop {
         tokio::select! {
-            _ = alive.tick() => controller.alive().await?,
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+            _ = alive.tick() => if let Err(error) = controller.alive().await {
+                // What is left of it must not go on leading: nothing would be published.
+                tracing::error!(%error, "a part of the controller failed; ending");
+                break Err(error.into());
+            },
+            _ = terminate.recv() => break Ok(()),
+            _ = interrupt.recv() => break Ok(()),
         }
-    }
+    };
     tracing::info!("handing over");
     controller.resign().await;
-    Ok(())
+    end
 }

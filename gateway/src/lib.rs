@@ -1,11 +1,35 @@
 //! The gateway (HTTP API), the operator's command line and the controller, in one binary `groupcast`.
 //!
-//! So far: `controller`, `export` and `import`. Here will live the API, bearer tokens, plan and explain (which run the pure engine of
-//! `groupcast-policy` locally on documents followed from the bus), and `groupcast up`, which runs everything on one machine.
+//! Plain data and judgement, without clock and IO:
+//! - [`local`]: what a gateway knows by following the streams
+//! - [`token`], [`scope`], [`attempts`]: who may do what
+//! - [`plan`], [`explained`]: what a change would mean, and why a flow passes
+//!
+//! On the bus and towards clients: [`follow`], the streams into the local state; [`submit`], the one way a change goes; [`progress`],
+//! how far changes are; [`api`], the routes; [`server`] and [`tls`], connections; [`gateway`], all of it together. [`cli`] is what operators type.
 //!
 //! It may use `groupcast-control` and what is below it. It drives the agent as a process, never as a library.
 
+pub mod api;
+pub mod attempts;
 pub mod bus;
+pub mod cli;
+pub mod config;
 pub mod controller;
+pub mod explained;
+pub mod follow;
+pub mod gateway;
+pub mod local;
+pub mod plan;
+pub mod problem;
+pub mod progress;
+pub mod scope;
+pub mod secret;
+pub mod serve;
+pub mod server;
+pub mod submit;
+pub mod telemetry;
+pub mod tls;
+pub mod token;
 pub mod transfer;
 pub mod watch;

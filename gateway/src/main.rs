@@ -1,55 +1,135 @@
-use anyhow::Context;
-use clap::{Parser, Subcommand, ValueEnum};
-use groupcast_gateway::{controller, transfer};
-use tracing_subscriber::EnvFilter;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
+use groupcast_gateway::cli::context::Connection;
+use groupcast_gateway::cli::{self, Failure, apply, bus, context, doctor, explain, get, host, plan, token, wait};
+use groupcast_gateway::telemetry::{self, LogFormat, TelemetryOptions};
+use groupcast_gateway::{controller, gateway, serve, transfer};
 
 /// Security groups, from the place where they are written to the kernel of every host that uses them.
+///
+/// Data goes to stdout, words to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 conflict or stale plan, 4 not found, 5 waited
+/// too long, 6 a host reported that it failed.
 #[derive(Parser)]
-#[command(name = "groupcast", version)]
+#[command(name = "groupcast", version, max_term_width = 120)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
-    /// How to write logs, which go to stderr. What is logged is set by GROUPCAST_LOG (default: info).
+    #[command(flatten)]
+    connection: Connection,
+    /// How to write logs, which go to stderr. What is logged is set by GROUPCAST_LOG.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     log: LogFormat,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum LogFormat {
-    Text,
-    Json,
 }
 
 #[derive(Subcommand)]
 enum Command {
     /// Compiles what is in CATALOG and REGISTRY, publishes topics while it leads, and serves hosts. Run two or more.
     Controller(controller::Options),
+    /// Serves the HTTP API. Run two or more.
+    Gateway(gateway::Options),
+    /// Runs a gateway and a controller in one process.
+    Serve(serve::ServeOptions),
+    /// Runs everything on one machine: a private bus, a controller and a gateway, with credentials of its own.
+    Up(serve::UpOptions),
+    /// Writes documents as one change.
+    Apply(apply::ApplyOptions),
+    /// Shows what documents would change in meaning: flows gained and lost, workloads and hosts concerned.
+    Plan(plan::Options),
+    /// Shows groups, templates, workloads, hosts, changes or tokens.
+    Get(get::Options),
+    /// Says why a flow passes or does not.
+    Explain(explain::Options),
+    /// Waits until every host that a change concerns has it in force.
+    Wait(wait::Options),
+    /// Takes a change back, with a new one.
+    Undo(apply::UndoOptions),
+    /// Deletes a document.
+    Delete(apply::DeleteOptions),
     /// Writes everything that is not derived to a file, from which a bus that lost its data can be restored.
     Export(transfer::ExportOptions),
-    /// Writes an export into a bus.
+    /// Writes an export into a bus, or its documents through a gateway.
     Import(transfer::ImportOptions),
+    /// Who may use gateways.
+    #[command(subcommand)]
+    Token(token::Command),
+    /// Credentials with which agents reach the bus.
+    #[command(subcommand)]
+    Host(host::Command),
+    /// Looks at what may be wrong, and says what to do.
+    Doctor(doctor::Options),
+    /// Gateways by name.
+    #[command(subcommand)]
+    Context(context::Command),
+    /// What goes over the bus.
+    #[command(subcommand)]
+    Bus(bus::Command),
+    /// Prints completions for a shell.
+    Completions { shell: Shell },
+    /// Writes man pages into a folder.
+    Man { folder: std::path::PathBuf },
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    logging(arguments.log);
-    match arguments.command {
-        Command::Controller(options) => controller::run(options),
-        Command::Export(options) => runtime()?.block_on(transfer::export(options)),
-        Command::Import(options) => runtime()?.block_on(transfer::import(options)),
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            cli::output::say(&failure.to_string());
+            failure.exit_code()
+        }
     }
 }
 
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")
-}
-
-fn logging(format: LogFormat) {
-    let filter = EnvFilter::try_from_env("GROUPCAST_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // A second logger would be a mistake of ours; going on without one is better than not starting.
-    let _ = match format {
-        LogFormat::Text => builder.with_ansi(false).try_init(),
-        LogFormat::Json => builder.json().try_init(),
+fn run(Arguments { command, connection, log }: Arguments) -> cli::Result {
+    let command = match command {
+        Command::Controller(options) => {
+            let options = options.with_file().map_err(anyhow::Error::from)?;
+            let _telemetry = telemetry::start(log, options.telemetry(), options.name().as_str(), "info")?;
+            return Ok(controller::run(options)?);
+        }
+        command => command,
     };
+    // What runs for long says what it does; what answers a question says only what it was asked.
+    let serves =
+        matches!(command, Command::Gateway(_) | Command::Serve(_) | Command::Up(_) | Command::Export(_) | Command::Import(_));
+    let usual = if serves { "info" } else { "warn" };
+    let _telemetry = telemetry::start(log, &TelemetryOptions::default(), "groupcast", usual)?;
+    // Actors bring a runtime of their own.
+    let command = match command {
+        Command::Serve(options) => return Ok(serve::serve(options)?),
+        Command::Up(options) => return Ok(serve::up(options)?),
+        command => command,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
+    runtime.block_on(async {
+        match command {
+            Command::Controller(_) | Command::Serve(_) | Command::Up(_) => Ok(()),
+            Command::Gateway(options) => Ok(gateway::run(options).await?),
+            Command::Apply(options) => apply::apply(&connection, options).await,
+            Command::Plan(options) => plan::plan(&connection, options).await,
+            Command::Get(options) => get::get(&connection, options).await,
+            Command::Explain(options) => explain::explain(&connection, options).await,
+            Command::Wait(options) => wait::wait(&connection, options).await,
+            Command::Undo(options) => apply::undo(&connection, options).await,
+            Command::Delete(options) => apply::delete(&connection, options).await,
+            Command::Export(options) => cli::transfer::export(&connection, options).await,
+            Command::Import(options) => cli::transfer::import(&connection, options).await,
+            Command::Token(command) => token::run(&connection, command).await,
+            Command::Host(command) => host::run(command).await,
+            Command::Doctor(options) => doctor::doctor(&connection, options).await,
+            Command::Context(command) => context::run(command),
+            Command::Bus(bus::Command::Tap(options)) => bus::tap(options).await,
+            Command::Completions { shell } => {
+                let mut text = Vec::new();
+                clap_complete::generate(shell, &mut Arguments::command(), "groupcast", &mut text);
+                cli::output::print(&String::from_utf8_lossy(&text))
+            }
+            Command::Man { folder } => std::fs::create_dir_all(&folder)
+                .and_then(|()| clap_mangen::generate_to(Arguments::command(), &folder))
+                .map_err(|error| Failure::failed(format!("{} cannot be written: {error}", folder.display()))),
+        }
+    })
 }

@@ -17,7 +17,7 @@ pub struct ExportOptions {
     bus: BusOptions,
     /// Where to write it; without it, to stdout.
     #[arg(long, short)]
-    output: Option<PathBuf>,
+    pub output: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -26,12 +26,12 @@ pub struct ImportOptions {
     bus: BusOptions,
     /// Write over what is there.
     #[arg(long)]
-    replace: bool,
+    pub replace: bool,
     /// Copies of each stream, if they have to be created.
     #[arg(long, default_value_t = 1)]
     replicas: usize,
     /// The export; without it, stdin.
-    input: Option<PathBuf>,
+    pub input: Option<PathBuf>,
 }
 
 pub async fn export(options: ExportOptions) -> anyhow::Result<()> {

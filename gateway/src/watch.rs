@@ -139,7 +139,8 @@ async fn status(Extract(state): Extract<State>) -> Result<Json<Value>, Problem> 
 }
 
 fn shown(progress: &Progress) -> Value {
-    let behind = progress.behind.iter().map(|(host, why)| json!({ "host": host.as_str(), "why": why.to_string() }));
+    let behind =
+        progress.behind.iter().map(|(host, why)| json!({ "host": host.as_str(), "why": why.name(), "reason": why.reason() }));
     let summary = &progress.summary;
     json!({
         "change": progress.change,
@@ -147,6 +148,7 @@ fn shown(progress: &Progress) -> Value {
         "span": progress.span,
         "enforced": summary.enforced,
         "done": progress.is_done(),
+        "torn": progress.torn,
         "first_ms": summary.first_ms,
         "p50_ms": summary.p50_ms,
         "p99_ms": summary.p99_ms,
@@ -201,7 +203,7 @@ async fn change(
                 return Ok(Json(shown));
             }
             None if enough || late => {
-                let detail = "this controller has not published it, or has forgotten it: ask the leader";
+                let detail = "it is not published yet, or this controller did not follow when it was, or has forgotten it";
                 return Err(problem(StatusCode::NOT_FOUND, detail));
             }
             _ => {}

@@ -58,6 +58,62 @@ fn join_measures_both_ways() {
     assert!(numbers(&results, names).into_iter().all(|found| found > 0.0), "{results}");
 }
 
+/// The agent is of another package, so it is where the build left it, or where one says.
+fn agent() -> Option<std::path::PathBuf> {
+    let beside = std::path::Path::new(env!("CARGO_BIN_EXE_groupcast-sim")).with_file_name("groupcast-agent");
+    let path = std::env::var_os("GROUPCAST_AGENT_BIN").map_or(beside, Into::into);
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+    if !is_root || !path.exists() {
+        eprintln!("not run: no root, or no agent at {}", path.display());
+        return None;
+    }
+    Some(path)
+}
+
+/// What the figures are on this machine and build is nobody's promise here; that they are there, and that ours beat `nft`, is.
+#[test]
+fn enforce_has_the_agent_measure_the_kernel() {
+    if agent().is_none() {
+        return;
+    }
+    let results = bench(&["enforce"]);
+    let names = [
+        "raw_us_p50",
+        "ours_us_p50",
+        "ratio",
+        "ours_100k_us_p50",
+        "leave_us_p50",
+        "workload_add_us_p50",
+        "nft_cli_us_p50",
+        "full_load_ms",
+        "rss_mb",
+    ];
+    assert!(numbers(&results, names).into_iter().all(|found| found > 0.0), "{results}");
+    let [ours, cli] = numbers(&results, ["ours_us_p50", "nft_cli_us_p50"]);
+    assert!(ours < cli, "{results}");
+}
+
+#[test]
+fn packets_has_the_agent_measure_the_kernel() {
+    if agent().is_none() {
+        return;
+    }
+    let results = bench(&["packets"]);
+    let names = [
+        "none_pps",
+        "ours_pps",
+        "ratio",
+        "judged_ratio",
+        "iptables_ratio",
+        "iptables_judged_ratio",
+        "rules_in_kernel",
+        "iptables_rules",
+    ];
+    assert!(numbers(&results, names).into_iter().all(|found| found > 0.0), "{results}");
+    let [ours, theirs] = numbers(&results, ["rules_in_kernel", "iptables_rules"]);
+    assert!(ours < theirs && theirs > 10_000.0, "{results}");
+}
+
 #[test]
 fn a_table_goes_to_people() {
     let output = Command::new(env!("CARGO_BIN_EXE_groupcast-sim")).args(["bench", "wire"]).output().expect("groupcast-sim runs");

@@ -1,8 +1,10 @@
 //! What the end-to-end tests share: a bus of their own, controllers and hosts on it, and the words to say what should happen.
 
+pub mod chronicle;
 pub mod control;
 pub mod desk;
 pub mod fleet;
+pub mod gateway;
 pub mod marks;
 pub mod relay;
 pub mod world;

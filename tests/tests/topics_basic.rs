@@ -31,7 +31,7 @@ async fn a_host_follows_what_it_needs_and_nothing_else() {
 
     // The controller knows that the host has it in force.
     eventually("everything is acknowledged", || async { node.inspect(|_, c| c.behind() == 0).await == Some(true) }).await;
-    let progress = node.inspect(|_, c| c.progress(4)).await.flatten().unwrap();
-    assert_eq!((progress.span, progress.enforced), (1, 1));
+    let progress = node.inspect(|_, c| c.progress(4, 0)).await.flatten().unwrap();
+    assert_eq!((progress.span, progress.summary.enforced), (1, 1));
     assert!(node.inspect(|node, _| node.followers().topics_of(&host_id("h1")).len()).await == Some(5));
 }

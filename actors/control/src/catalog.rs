@@ -4,16 +4,21 @@
 //! are one atomic batch led by a change record. Both carry author, reason and idempotency key, so that a repetition finds what it
 //! wrote the first time, and a conflict can say who was faster.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use async_nats::{Client, HeaderMap};
 use futures::{StreamExt, TryStreamExt};
 use groupcast_bus_config::subjects::{self, CatalogKind};
 use groupcast_policy::model::World;
+use tracing::Instrument;
 
 use crate::change::{Body, Change, Expected, Invalid, Record, Write, content_hash, record_id};
 use crate::document::{Document, Name, Refused, decode_record, encode_record};
+use crate::estimate::Estimate;
 use crate::log::{Entry, Log, NoAnswer, Outcome, Outgoing, TIME_TO_LIVE};
+use crate::pressure::{Behind, Pressure};
 
 const AUTHOR: &str = "Gc-Author";
 const REASON: &str = "Gc-Reason";
@@ -67,6 +72,8 @@ pub enum Error {
     TooOld { name: Name, number: u64 },
     #[error(transparent)]
     Unreadable(#[from] Refused),
+    #[error(transparent)]
+    Behind(#[from] Behind),
 }
 
 /// One version of a document.
@@ -83,7 +90,8 @@ pub struct Version {
 }
 
 impl Version {
-    fn of(entry: &Entry) -> Option<Self> {
+    /// Reads what lies in CATALOG; `None` for a subject that names no document.
+    pub fn of(entry: &Entry) -> Option<Self> {
         let name = Name::parse(&entry.subject)?;
         let text = |header: &str| entry.header(header).unwrap_or_default().to_owned();
         Some(Self {
@@ -96,16 +104,35 @@ impl Version {
             record: entry.header(RECORD).map(str::to_owned),
         })
     }
+
+    /// The id of the change record that leads the batch it was written with, if it was.
+    pub fn record(&self) -> Option<&str> {
+        self.record.as_deref()
+    }
 }
 
 #[derive(Clone)]
 pub struct Catalog {
     log: Log,
+    estimate: Option<Arc<dyn Estimate>>,
+    pressure: Option<Pressure>,
+    /// The highest number that was written here.
+    written: Arc<AtomicU64>,
 }
 
 impl Catalog {
     pub fn new(client: Client) -> Self {
-        Self { log: Log::catalog(client) }
+        Self { log: Log::catalog(client), estimate: None, pressure: None, written: Arc::default() }
+    }
+
+    /// Changes that no batch can hold are refused before they are written.
+    pub fn with_estimate(self, estimate: Arc<dyn Estimate>) -> Self {
+        Self { estimate: Some(estimate), ..self }
+    }
+
+    /// Whoever writes more than is published waits.
+    pub fn with_pressure(self, pressure: Pressure) -> Self {
+        Self { pressure: Some(pressure), ..self }
     }
 
     /// Writes the change whole or not at all. With a world at hand it is checked against that first.
@@ -114,14 +141,37 @@ impl Catalog {
         if let Some(world) = world {
             change.check(world)?;
         }
+        if let Some(estimate) = &self.estimate {
+            change.fits(estimate.as_ref())?;
+        }
+        if let Some(pressure) = &self.pressure {
+            pressure.admit(self.written.load(Ordering::Relaxed)).await?;
+        }
         let key = change.key.clone().unwrap_or_else(random_key);
         let attempt = Attempt { log: &self.log, change, content: content_hash(&change.writes, &payloads), payloads, key };
-        attempt.run().await
+        let span = tracing::debug_span!("write", author = %change.author, documents = change.writes.len());
+        let accepted = attempt.run().instrument(span).await?;
+        self.written.fetch_max(accepted.number, Ordering::Relaxed);
+        tracing::debug!(change = accepted.number, author = %change.author, repeated = accepted.repeated, "written");
+        Ok(accepted)
+    }
+
+    /// What became of this change, if it was written before under its own key.
+    pub async fn written_before(&self, change: &Change) -> Result<Option<Accepted>, Error> {
+        let payloads = change.encode()?;
+        let Some(key) = change.key.clone() else { return Ok(None) };
+        let content = content_hash(&change.writes, &payloads);
+        Attempt { log: &self.log, change, content, payloads, key }.written_before().await
     }
 
     /// The document as it is now; `None` if there never was one.
     pub async fn read(&self, name: &Name) -> Result<Option<Version>, NoAnswer> {
         Ok(self.log.last(&name.subject()).await?.as_ref().and_then(Version::of))
+    }
+
+    /// The sequence of the last message, from the stream's leader.
+    pub async fn end(&self) -> Result<u64, NoAnswer> {
+        Ok(self.log.last(subjects::CATALOG_ALL).await?.map_or(0, |entry| entry.sequence))
     }
 
     /// The versions that are kept, newest first.
@@ -249,8 +299,9 @@ impl Attempt<'_> {
         Accepted { number, revisions: (first..=number).collect(), repeated }
     }
 
+    /// A key that the caller chose is remembered by a record of its own: a document's own versions are soon forgotten.
     fn record(&self) -> Option<String> {
-        (self.change.writes.len() > 1).then(|| record_id(&self.key))
+        (self.change.writes.len() > 1 || self.change.key.is_some()).then(|| record_id(&self.key))
     }
 
     /// Finds the change under its key.

@@ -2,13 +2,15 @@
 
 use groupcast_policy::model::{Event, World};
 use groupcast_policy::written::Problem;
+use groupcast_topics::BATCH_MESSAGES_MAX;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use crate::document::{DOCUMENT_BYTES_MAX, Document, Name};
+use crate::estimate::Estimate;
 
 /// Documents of one change: what one atomic batch takes, less the change record that leads it.
-pub const CHANGE_DOCUMENTS_MAX: usize = groupcast_topics::BATCH_MESSAGES_MAX - 1;
+pub const CHANGE_DOCUMENTS_MAX: usize = BATCH_MESSAGES_MAX - 1;
 /// All documents of one change together, in bytes.
 pub const CHANGE_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Longest author in bytes.
@@ -96,6 +98,8 @@ pub enum Invalid {
     Field { field: &'static str, bytes: usize, max: usize },
     #[error("{name} cannot be written by a change: only controllers write it")]
     NotWritable { name: Name },
+    #[error("the change would be published as {messages} messages, at most {BATCH_MESSAGES_MAX} fit into one batch: split it")]
+    TooWide { messages: usize },
     #[error("{}", told(.0))]
     Contradicts(Vec<Problem>),
 }
@@ -142,6 +146,15 @@ impl Change {
         let events: Vec<Event> = self.writes.iter().filter_map(Write::event).collect();
         let problems = groupcast_policy::check::change(world, &events);
         if problems.is_empty() { Ok(()) } else { Err(Invalid::Contradicts(problems)) }
+    }
+}
+
+impl Change {
+    /// Whether it can be published as one batch.
+    pub fn fits(&self, estimate: &dyn Estimate) -> Result<(), Invalid> {
+        let events: Vec<Event> = self.writes.iter().filter_map(Write::event).collect();
+        let messages = estimate.messages(&events);
+        if messages > BATCH_MESSAGES_MAX { Err(Invalid::TooWide { messages }) } else { Ok(()) }
     }
 }
 
@@ -264,6 +277,19 @@ mod tests {
         let invalid = change(vec![new]).check(&world).unwrap_err();
         assert!(invalid.to_string().contains("group \"new\""), "{invalid}");
         assert_eq!(change(vec![put("fine")]).check(&world), Ok(()));
+    }
+
+    #[test]
+    fn a_change_that_no_batch_can_hold_is_refused_at_the_bound() {
+        struct Always(usize);
+        impl Estimate for Always {
+            fn messages(&self, _: &[Event]) -> usize {
+                self.0
+            }
+        }
+        assert_eq!(change(vec![put("a")]).fits(&Always(BATCH_MESSAGES_MAX)), Ok(()));
+        let refused = change(vec![put("a")]).fits(&Always(BATCH_MESSAGES_MAX + 1));
+        assert_eq!(refused, Err(Invalid::TooWide { messages: BATCH_MESSAGES_MAX + 1 }));
     }
 
     #[test]

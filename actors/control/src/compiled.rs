@@ -17,13 +17,8 @@ pub struct Compiled {
 impl Compiled {
     /// Takes one change and says which topics it edits.
     pub fn apply(&mut self, events: &[Event]) -> Vec<(Topic, Edit)> {
-        self.apply_all(events).0
-    }
-
-    /// Likewise, and says which topics some host ceases to need.
-    pub fn apply_all(&mut self, events: &[Event]) -> (Vec<(Topic, Edit)>, Vec<Topic>) {
         if events.is_empty() {
-            return Default::default();
+            return Vec::new();
         }
         let change = self.compiler.apply(events);
         for (topic, edit) in &change.edits {
@@ -41,13 +36,7 @@ impl Compiled {
                 self.documents.remove(topic);
             }
         }
-        let lost = change.spans.into_iter().filter(|span| !span.lost.is_empty()).map(|span| span.topic).collect();
-        (change.edits, lost)
-    }
-
-    /// The hosts that need a topic, sorted.
-    pub fn span(&self, topic: &Topic) -> Vec<groupcast_policy::ids::HostId> {
-        self.compiler.span(topic)
+        change.edits
     }
 
     pub fn documents(&self) -> &Map<Topic, Document> {

@@ -14,20 +14,20 @@ use groupcast_topics::nats::{Compile, NodeHandle, spawn_node};
 use groupcast_topics::node;
 use tokio::sync::{broadcast, oneshot};
 
+use crate::actors::RETRY_PAUSE;
 use crate::actors::compiler::{CompilerActor, GetWorld, Look, Meet, Neighbours, Want};
 use crate::actors::convergence::{AskProgress, AskSpan, ConvergenceActor, ConvergenceView, LookAtConvergence, Watch};
 use crate::actors::fanout::Fanout;
 use crate::actors::follower::Follower;
 use crate::actors::leadership::{Leadership, LookAtNode, NodeView};
 use crate::actors::registrar::Registrar;
-use crate::actors::{Ping, RETRY_PAUSE};
 use crate::log::Log;
 use crate::mirror::Origin;
+use crate::names;
 use crate::progress::Progress;
 use crate::stage::View;
+use crate::watchdog::{Dead, Watchdog};
 
-/// How long an actor may take to answer before it counts as dead.
-pub const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a leader that lets go may take; then the process ends all the same.
 pub const RESIGN_DEADLINE: Duration = Duration::from_secs(3);
 /// Attempts to read where the streams end before a compile is given up; the node asks again.
@@ -69,14 +69,18 @@ impl Settings {
     }
 }
 
+fn dead(actor: &'static str) -> Error {
+    Error::Dead(Dead(actor))
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
     Connect(#[from] connect::Error),
     #[error(transparent)]
     Streams(#[from] streams::Error),
-    #[error("actor {0} does not answer: restart the controller")]
-    Dead(&'static str),
+    #[error(transparent)]
+    Dead(#[from] Dead),
 }
 
 /// Everything that can be seen of a controller.
@@ -98,9 +102,7 @@ pub struct Controller {
     compiler: Addr<CompilerActor>,
     convergence: Addr<ConvergenceActor>,
     leadership: Addr<Leadership>,
-    fanout: Addr<Fanout>,
-    registrar: Addr<Registrar>,
-    followers: [Addr<Follower>; 2],
+    watchdog: Watchdog,
     node: Arc<NodeHandle>,
     clients: [Client; 2],
     thread: Arbiter,
@@ -132,8 +134,8 @@ impl Controller {
             Arc::new(spawn_node(topics, topics_events, node_settings, replicas, seed(), compile))
         };
         let convergence = {
-            let (client, runtime) = (topics.clone(), runtime.clone());
-            Supervisor::start(move |_| ConvergenceActor::new(client, clock, runtime))
+            let node = node.clone();
+            Supervisor::start(move |_| ConvergenceActor::new(node))
         };
         let fanout = {
             let node = node.clone();
@@ -149,72 +151,63 @@ impl Controller {
             documents: leadership.clone().recipient(),
             publish: fanout.clone().recipient(),
             published: convergence.clone().recipient(),
-            began: convergence.clone().recipient(),
-            left: convergence.clone().recipient(),
-            unfollowed: convergence.clone().recipient(),
+            touched_nothing: convergence.clone().recipient(),
         };
-        compiler.send(Meet(neighbours)).await.map_err(|_| Error::Dead("compiler"))?;
-        let followers = [Origin::Catalog, Origin::Registry].map(|origin| {
+        compiler.send(Meet(neighbours)).await.map_err(|_| dead("compiler"))?;
+        let [catalog, registry] = [Origin::Catalog, Origin::Registry].map(|origin| {
             let (client, next, runtime) = (follow.clone(), compiler.clone().recipient(), runtime.clone());
             Supervisor::start(move |_| Follower::new(origin, client, next, clock, runtime))
         });
+        let watchdog = Watchdog::default()
+            .watch("compiler", compiler.clone().recipient())
+            .watch("convergence", convergence.clone().recipient())
+            .watch("leadership", leadership.clone().recipient())
+            .watch("fanout", fanout.recipient())
+            .watch("registrar", registrar.recipient())
+            .watch("follower of the catalogue", catalog.recipient())
+            .watch("follower of the registry", registry.recipient());
         let clients = [topics, follow];
-        Ok(Self { compiler, convergence, leadership, fanout, registrar, followers, node, clients, thread })
+        Ok(Self { compiler, convergence, leadership, watchdog, node, clients, thread })
     }
 
     pub async fn status(&self) -> Result<Status, Error> {
-        let compiler = self.compiler.send(Look).await.map_err(|_| Error::Dead("compiler"))?;
-        let node = self.leadership.send(LookAtNode).await.map_err(|_| Error::Dead("leadership"))?;
-        let node = node.ok_or(Error::Dead("topics"))?;
-        let convergence = self.convergence.send(LookAtConvergence).await.map_err(|_| Error::Dead("convergence"))?;
+        let compiler = self.compiler.send(Look).await.map_err(|_| dead("compiler"))?;
+        let node = self.leadership.send(LookAtNode).await.map_err(|_| dead("leadership"))?;
+        let node = node.ok_or(dead("topics"))?;
+        let convergence = self.convergence.send(LookAtConvergence).await.map_err(|_| dead("convergence"))?;
+        let convergence = convergence.ok_or(dead("topics"))?;
         for (client, name) in self.clients.iter().zip(["topics", "follow"]) {
             let counted = client.statistics();
             let (sent, received) = (counted.out_bytes.load(Relaxed), counted.in_bytes.load(Relaxed));
-            metrics::counter!("groupcast_bus_sent_bytes_total", "connection" => name).absolute(sent);
-            metrics::counter!("groupcast_bus_received_bytes_total", "connection" => name).absolute(received);
+            metrics::counter!(names::BUS_SENT_BYTES, "connection" => name).absolute(sent);
+            metrics::counter!(names::BUS_RECEIVED_BYTES, "connection" => name).absolute(received);
         }
-        metrics::gauge!("groupcast_published_topics").set(node.topics as f64);
+        metrics::gauge!(names::PUBLISHED_TOPICS).set(node.topics as f64);
         Ok(Status { compiler, node, convergence })
     }
 
     /// Fails when an actor does not answer any more.
     pub async fn alive(&self) -> Result<(), Error> {
-        let [catalog, registry] = &self.followers;
-        let actors: [(&'static str, Recipient<Ping>); 7] = [
-            ("compiler", self.compiler.clone().recipient()),
-            ("convergence", self.convergence.clone().recipient()),
-            ("leadership", self.leadership.clone().recipient()),
-            ("fanout", self.fanout.clone().recipient()),
-            ("registrar", self.registrar.clone().recipient()),
-            ("follower of the catalogue", catalog.clone().recipient()),
-            ("follower of the registry", registry.clone().recipient()),
-        ];
-        for (name, actor) in actors {
-            match tokio::time::timeout(ANSWER_DEADLINE, actor.send(Ping)).await {
-                Ok(Ok(())) => {}
-                _ => return Err(Error::Dead(name)),
-            }
-        }
-        Ok(())
+        Ok(self.watchdog.look().await?)
     }
 
-    /// How far a change is, as far as this controller knows: the one that published it does.
+    /// How far a change is, as far as this controller knows: whoever followed when it was published does.
     pub async fn progress(&self, change: u64) -> Result<Option<Progress>, Error> {
-        self.convergence.send(AskProgress(change)).await.map_err(|_| Error::Dead("convergence"))
+        self.convergence.send(AskProgress(change)).await.map_err(|_| dead("convergence"))
     }
 
     pub async fn span(&self, change: u64) -> Result<Option<Vec<HostId>>, Error> {
-        self.convergence.send(AskSpan(change)).await.map_err(|_| Error::Dead("convergence"))
+        self.convergence.send(AskSpan(change)).await.map_err(|_| dead("convergence"))
     }
 
     /// The progress of every change that moves from now on.
     pub async fn watch(&self) -> Result<broadcast::Receiver<Arc<Progress>>, Error> {
-        self.convergence.send(Watch).await.map_err(|_| Error::Dead("convergence"))
+        self.convergence.send(Watch).await.map_err(|_| dead("convergence"))
     }
 
     /// The desired state as it was read.
     pub async fn world(&self) -> Result<Box<World>, Error> {
-        self.compiler.send(GetWorld).await.map_err(|_| Error::Dead("compiler"))
+        self.compiler.send(GetWorld).await.map_err(|_| dead("compiler"))
     }
 
     /// Lets go of the leadership, so that another need not wait for the lease to end.

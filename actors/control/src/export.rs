@@ -111,14 +111,17 @@ pub async fn export(client: Client, out: &mut impl Write) -> Result<Counts, Erro
     Ok(counts)
 }
 
-struct Read {
-    term: u64,
-    documents: Vec<Document>,
-    entries: Vec<(String, Vec<u8>)>,
-    refused: Vec<String>,
+/// An export, read.
+pub struct Read {
+    pub term: u64,
+    pub documents: Vec<Document>,
+    /// Subject and payload.
+    pub entries: Vec<(String, Vec<u8>)>,
+    /// Documents that cannot be read.
+    pub refused: Vec<String>,
 }
 
-fn read(mut input: impl BufRead) -> Result<Read, Error> {
+pub fn read(mut input: impl BufRead) -> Result<Read, Error> {
     let mut all = Read { term: 0, documents: Vec::new(), entries: Vec::new(), refused: Vec::new() };
     let (mut number, mut found, mut text) = (0, 0, Vec::new());
     loop {

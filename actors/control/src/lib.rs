@@ -5,11 +5,15 @@
 //! - [`assemble`]: whole changes out of a stream's messages
 //! - [`mirror`]: what the streams say, as events for the compiler; the last good version of what cannot be read
 //! - [`compiled`], [`outbox`], [`stage`]: compiling, comparing, merging what waits
-//! - [`progress`]: which hosts have which change in force
+//! - [`progress`]: which hosts have which change in force, kept by `groupcast-topics`
 //! - [`admit`]: what a host may register
+//! - [`estimate`]: whether a change can be published, known before it is written
+//!
+//! - [`names`]: the names of all metrics
 //!
 //! On the bus: [`log`], a stream read from its leader and written by compare-and-swap; [`catalog`] and [`registry`], the clients that
-//! write; [`export`], everything as a file and back; [`actors`], one file each; [`controller`], all of them together.
+//! write, held up by [`pressure`]; [`export`], everything as a file and back; [`actors`], one file each; [`controller`], all of them
+//! together, watched over by [`watchdog`].
 
 pub mod actors;
 pub mod admit;
@@ -19,10 +23,14 @@ pub mod change;
 pub mod compiled;
 pub mod controller;
 pub mod document;
+pub mod estimate;
 pub mod export;
 pub mod log;
 pub mod mirror;
+pub mod names;
 pub mod outbox;
+pub mod pressure;
 pub mod progress;
 pub mod registry;
 pub mod stage;
+pub mod watchdog;

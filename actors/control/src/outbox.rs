@@ -1,7 +1,7 @@
 //! What was compiled and waits to be published. When nothing is in flight a change goes out at once; while something is, changes
 //! that follow are merged, whole changes only, so that what waits is bounded by the topics it touches.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use groupcast_policy::doc::{Edit, Placement, RuleKey};
 use groupcast_policy::rule::Rule;
@@ -30,8 +30,6 @@ pub struct Parcel {
     pub marks: Vec<Mark>,
     pub catalog: u64,
     pub registry: u64,
-    /// Topics that some host ceases to need with it.
-    pub lost: BTreeSet<Topic>,
     /// A part of a change that no batch can hold.
     pub torn: bool,
     items: usize,
@@ -51,13 +49,7 @@ impl Parcel {
         if self.edits.is_empty() {
             return None;
         }
-        let second = Parcel {
-            edits: rest,
-            marks: std::mem::take(&mut self.marks),
-            lost: std::mem::take(&mut self.lost),
-            torn: true,
-            ..self
-        };
+        let second = Parcel { edits: rest, marks: std::mem::take(&mut self.marks), torn: true, ..self };
         Some((Parcel { edits: self.edits, torn: true, ..Parcel::default() }, second))
     }
 }
@@ -95,14 +87,7 @@ impl Outbox {
             return;
         }
         let edits = edits.into_iter().collect();
-        self.queue.push_back(Parcel { edits, marks, catalog, registry, lost: BTreeSet::new(), torn: false, items });
-    }
-
-    /// With what was added last some host ceases to need these topics.
-    pub fn add_lost(&mut self, topics: Vec<Topic>) {
-        if let Some(last) = self.queue.back_mut() {
-            last.lost.extend(topics);
-        }
+        self.queue.push_back(Parcel { edits, marks, catalog, registry, torn: false, items });
     }
 
     /// The next to be published.

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use crate::Name;
 use crate::expression::Statement;
 use crate::names::{Role, chain_role, set_role};
-use crate::ruleset::{Contents, Desired};
+use crate::ruleset::{Contents, Desired, DesiredSet};
 use crate::table::{Base, Chain, Elements, Rule, Set, SetKind, Table};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,50 +150,66 @@ pub fn diff(actual: &Table, desired: &Desired<'_>, trusted: impl Fn(&Name) -> bo
         match actual.sets.get(name) {
             Some(have) if have.kind != want.kind => return anew(desired),
             Some(_) if trusted(name) || set_role(name) == Role::Stamp => {}
-            Some(have) => parts.elements(name, want.kind, &have.elements, &want.contents),
-            None => {
-                parts.add_sets.push(Op::AddSet { set: name.clone(), kind: want.kind });
-                parts.elements(name, want.kind, &Elements::of(want.kind), &want.contents);
-            }
+            have => parts.set(name, have, want),
         }
     }
     for (name, want) in &desired.chains {
         match actual.chains.get(name) {
             Some(have) if have.base != want.base => return anew(desired),
-            Some(have) if have.rules == want.rules || chain_role(name) == Role::Stamp => {}
-            Some(have) => rules::edits(name, &have.rules, &want.rules, &mut parts.rules),
-            None => {
-                parts.add_chains.push(Op::AddChain { chain: name.clone(), base: want.base });
-                rules::edits(name, &[], &want.rules, &mut parts.rules);
-            }
+            Some(_) if chain_role(name) == Role::Stamp => {}
+            have => parts.chain(name, have, want.base, &want.rules),
         }
     }
-    for name in actual.chains.keys().filter(|name| !desired.chains.contains_key(*name)) {
-        // All flushed before any is deleted: they name each other.
-        parts.flush_chains.push(Op::FlushChain { chain: name.clone() });
-        parts.delete_chains.push(Op::DeleteChain { chain: name.clone() });
-    }
-    for name in actual.sets.keys().filter(|name| !desired.sets.contains_key(*name)) {
-        parts.delete_sets.push(Op::DeleteSet { set: name.clone() });
-    }
+    actual.chains.keys().filter(|name| !desired.chains.contains_key(*name)).for_each(|name| parts.chain_gone(name));
+    actual.sets.keys().filter(|name| !desired.sets.contains_key(*name)).for_each(|name| parts.set_gone(name));
     parts.into_transaction()
 }
 
 /// The operations by their place in the order.
 #[derive(Debug, Default)]
-struct Parts {
+pub(crate) struct Parts {
     add_sets: Vec<Op>,
     add_chains: Vec<Op>,
-    elements: Vec<Op>,
-    rules: Vec<Op>,
-    verdicts: Vec<Op>,
+    pub elements: Vec<Op>,
+    pub rules: Vec<Op>,
+    pub verdicts: Vec<Op>,
     flush_chains: Vec<Op>,
     delete_chains: Vec<Op>,
     delete_sets: Vec<Op>,
 }
 
 impl Parts {
-    fn elements(&mut self, name: &Name, kind: SetKind, have: &Elements, want: &Contents<'_>) {
+    pub fn chain(&mut self, name: &Name, have: Option<&Chain>, base: Option<Base>, want: &[Rule]) {
+        let held = have.map_or(&[][..], |have| &have.rules);
+        if have.is_none() {
+            self.add_chains.push(Op::AddChain { chain: name.clone(), base });
+        }
+        if held != want {
+            rules::edits(name, held, want, &mut self.rules);
+        }
+    }
+
+    /// All flushed before any is deleted: they name each other.
+    pub fn chain_gone(&mut self, name: &Name) {
+        self.flush_chains.push(Op::FlushChain { chain: name.clone() });
+        self.delete_chains.push(Op::DeleteChain { chain: name.clone() });
+    }
+
+    pub fn set(&mut self, name: &Name, have: Option<&Set>, want: &DesiredSet<'_>) {
+        match have {
+            Some(have) => self.compared(name, want.kind, &have.elements, &want.contents),
+            None => {
+                self.add_sets.push(Op::AddSet { set: name.clone(), kind: want.kind });
+                self.compared(name, want.kind, &Elements::of(want.kind), &want.contents);
+            }
+        }
+    }
+
+    pub fn set_gone(&mut self, name: &Name) {
+        self.delete_sets.push(Op::DeleteSet { set: name.clone() });
+    }
+
+    fn compared(&mut self, name: &Name, kind: SetKind, have: &Elements, want: &Contents<'_>) {
         let (missing, surplus) = match (have, want) {
             // Compared without a copy of the document.
             (Elements::V4(have), Contents::V4(want)) => {
@@ -212,7 +228,7 @@ impl Parts {
         element_ops(list, name, kind, missing, surplus);
     }
 
-    fn into_transaction(self) -> Transaction {
+    pub fn into_transaction(self) -> Transaction {
         let parts = [
             self.add_sets,
             self.add_chains,
@@ -250,10 +266,14 @@ pub struct Uses {
 
 /// Which sets the chains of groups name, and how.
 pub fn uses_of<'c>(chains: impl IntoIterator<Item = (&'c Name, &'c Chain)>) -> BTreeMap<Name, Uses> {
+    uses_of_rules(chains.into_iter().map(|(name, chain)| (name, &chain.rules[..])))
+}
+
+pub(crate) fn uses_of_rules<'c>(chains: impl IntoIterator<Item = (&'c Name, &'c [Rule])>) -> BTreeMap<Name, Uses> {
     let mut uses: BTreeMap<Name, Uses> = BTreeMap::new();
-    for (name, chain) in chains {
+    for (name, rules) in chains {
         let role = chain_role(name);
-        for set in chain.rules.iter().flatten().flat_map(Statement::sets) {
+        for set in rules.iter().flatten().flat_map(Statement::sets) {
             let entry = uses.entry(set.clone()).or_default();
             entry.denies |= role != Role::Allows;
             entry.allows |= role != Role::Denies;

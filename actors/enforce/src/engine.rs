@@ -1,30 +1,32 @@
 //! The host's ruleset, kept up to date: changes of documents, attachments and settings in, transactions out.
 //!
-//! A member's coming or going is one element, found without looking at anything else; a workload with a known profile is its own
-//! elements. Everything else compares the whole structure (not the members) with what is there. Both ways lead to the same table, which
-//! depends on the current inputs alone.
+//! A change costs what it touches: a member one element, a workload its own elements, a rule the chains of its group, a binding one jump
+//! in the chains of its scope. What reaches further (settings, a form of attachment that did not occur) and whatever comes after a
+//! failure is compared as a whole. Both ways lead to the same table, which depends on the current inputs alone.
 
-mod fast;
+mod index;
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 
 use groupcast_policy::doc::Edit;
 use groupcast_policy::ids::{GroupId, HostId, WorkloadId};
 use groupcast_policy::needs::Documents;
-use groupcast_policy::net::{Family, Prefix};
-use groupcast_policy::resolve::resolve;
+use groupcast_policy::net::Family;
 use groupcast_policy::topic::Topic;
 
 use crate::Name;
 use crate::delta::{self, Transaction, Uses, uses_of};
 use crate::names;
-use crate::ruleset::{Desired, Profiles, Record, Refusal, build};
-use crate::settings::{Attachments, Settings, Stamp};
+use crate::ruleset::{Refusal, build};
+use crate::settings::{Attached, Attachments, Settings, Stamp};
 use crate::stamp;
 use crate::table::Table;
+
+use index::{Index, Inputs, Touched};
 
 /// One step, not taken yet.
 #[derive(Debug, Clone)]
@@ -34,24 +36,8 @@ pub struct Plan {
     pub stamp: Stamp,
     /// All stamps are used up: our bits must be zeroed in every connection before this is committed.
     pub wrapped: bool,
-    after: After,
-}
-
-#[derive(Debug, Clone)]
-enum After {
-    Whole(Box<Index>),
-    /// Workloads that come (with what), or go.
-    Part(BTreeMap<WorkloadId, Option<Record>>),
-}
-
-/// What is known about the table beside its contents.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Index {
-    settings: Settings,
-    uses: BTreeMap<Name, Uses>,
-    profiles: Profiles,
-    workloads: BTreeMap<WorkloadId, Record>,
-    owners: BTreeMap<Prefix, WorkloadId>,
+    /// Everything was looked at, not only what changed.
+    pub whole: bool,
     refused: Vec<Refusal>,
 }
 
@@ -63,16 +49,20 @@ pub struct Engine {
     stamp: Stamp,
     /// What the kernel holds.
     actual: Table,
-    index: Index,
-    /// Whether the index speaks of the actual table. After a failure documents may have moved on without us.
-    trusted: bool,
+    /// Moves with each plan, which is why it is in a cell: it is too large to be copied for each. `None`: no step but the comparison of
+    /// everything.
+    index: RefCell<Option<Box<Index>>>,
+    refused: Vec<Refusal>,
+    /// Whether the index speaks of the actual table: not between a plan and its commit, nor after a failure, when documents may have
+    /// moved on without us.
+    trusted: Cell<bool>,
 }
 
 impl Engine {
     /// For a kernel that holds nothing of ours. `stamp` is one that no connection carries.
     pub fn new(host: HostId, settings: Settings, attachments: Attachments, stamp: Stamp) -> Self {
-        let index = Index::default();
-        Self { host, settings, attachments, stamp, actual: Table::default(), index, trusted: false }
+        let (actual, refused) = (Table::default(), Vec::new());
+        Self { host, settings, attachments, stamp, actual, index: RefCell::new(None), refused, trusted: Cell::new(false) }
     }
 
     /// For a kernel that holds a table of ours, read back. Its stamp goes on.
@@ -99,7 +89,7 @@ impl Engine {
 
     /// What is in force but for these.
     pub fn refused(&self) -> &[Refusal] {
-        &self.index.refused
+        &self.refused
     }
 
     /// Takes effect with the next [`Engine::compare`].
@@ -115,30 +105,40 @@ impl Engine {
     /// The table was found to be another than thought: read back, or gone.
     pub fn set_actual(&mut self, actual: Table) {
         self.actual = actual;
-        self.trusted = false;
+        self.trusted.set(false);
     }
 
-    /// The step that a change of documents needs. `None` as an edit: the document was replaced. The documents are those after the
-    /// change. Nothing counts until [`Engine::committed`].
+    /// The step that a change of documents needs. `None` as an edit: the document was replaced, or is gone. The documents are those
+    /// after the change. Until [`Engine::committed`] every further step compares everything.
     pub fn change(&self, edits: &[(Topic, Option<Edit>)], documents: &impl Documents) -> Plan {
-        if self.trusted
-            && self.index.settings == self.settings
-            && let Some(plan) = self.fast(edits, documents)
-        {
+        let touched = Touched::by(edits, &self.host);
+        if let Some(plan) = self.step(&touched, documents, false) {
             return plan;
         }
-        let moved: BTreeSet<&GroupId> = edits
-            .iter()
-            .filter_map(|(topic, _)| match topic {
-                Topic::Members(group) => Some(group),
-                _ => None,
-            })
-            .collect();
-        self.whole(documents, self.trusted.then_some(&moved))
+        let moved = edits.iter().filter_map(|(topic, _)| match topic {
+            Topic::Members(group) => Some(group.clone()),
+            _ => None,
+        });
+        let known = self.trusted.take().then(|| moved.collect());
+        self.whole(documents, known)
+    }
+
+    /// The step that attaches a workload, or with `None` detaches it.
+    pub fn attach(&mut self, workload: &WorkloadId, attached: Option<Attached>, documents: &impl Documents) -> Plan {
+        match attached {
+            Some(attached) => _ = self.attachments.insert(workload.clone(), attached),
+            None => _ = self.attachments.remove(workload),
+        }
+        if let Some(plan) = self.step(&Touched::workload(workload), documents, true) {
+            return plan;
+        }
+        let known = self.trusted.take().then(BTreeSet::new);
+        self.whole(documents, known)
     }
 
     /// The step that makes everything as it should be, members included.
     pub fn compare(&self, documents: &impl Documents) -> Plan {
+        self.trusted.set(false);
         self.whole(documents, None)
     }
 
@@ -146,26 +146,50 @@ impl Engine {
     pub fn committed(&mut self, plan: Plan) {
         if self.actual.apply(&plan.transaction).is_err() {
             // Cannot be: the kernel took it. Whatever it is, it is found out by comparing.
-            self.trusted = false;
+            self.trusted.set(false);
             return;
         }
         self.stamp = plan.stamp;
-        match plan.after {
-            After::Whole(index) => self.index = *index,
-            After::Part(workloads) => self.index.move_workloads(workloads),
-        }
-        self.trusted = true;
+        self.refused = plan.refused;
+        self.trusted.set(true);
     }
 
     /// The step was refused: the kernel holds what it held, and the next step compares everything.
     pub fn failed(&mut self) {
-        self.trusted = false;
+        self.trusted.set(false);
     }
 
-    fn whole(&self, documents: &impl Documents, moved: Option<&BTreeSet<&GroupId>>) -> Plan {
-        let policy = resolve(&self.host, documents);
-        let build = |stamp| build(&policy, &self.attachments, &self.settings, stamp);
+    /// `None`: everything is to be compared. Changes `trusted` only if there is a plan.
+    fn step(&self, touched: &Touched, documents: &impl Documents, attachments_moved: bool) -> Option<Plan> {
+        let mut index = self.index.take().filter(|_| self.trusted.get())?;
+        let inputs = Inputs {
+            host: &self.host,
+            documents,
+            attachments: &self.attachments,
+            settings: &self.settings,
+            actual: Some(&self.actual),
+        };
+        let mut outcome = index.step(&inputs, touched, attachments_moved)?;
+        let transaction = std::mem::take(&mut outcome.transaction);
+        let (transaction, stamp) = self.stamped(transaction, |set| outcome.uses(&index, set));
+        let refused = index.refused.clone();
+        *self.index.borrow_mut() = Some(index);
+        self.trusted.set(false);
+        Some(Plan { transaction, stamp, wrapped: stamp < self.stamp, whole: false, refused })
+    }
+
+    fn fresh_index(&self, documents: &impl Documents) -> Option<Box<Index>> {
+        let (host, attachments, settings) = (&self.host, &self.attachments, &self.settings);
+        Index::from_scratch(&Inputs { host, documents, attachments, settings, actual: None }).map(Box::new)
+    }
+
+    /// `known`: the table is what it should be, but for the members of these groups and whatever is not members.
+    fn whole(&self, documents: &impl Documents, known: Option<BTreeSet<GroupId>>) -> Plan {
+        *self.index.borrow_mut() = self.fresh_index(documents);
+        let (host, attachments, settings) = (&self.host, &self.attachments, &self.settings);
+        let build = |stamp| build(host, documents, attachments, settings, stamp);
         let next = self.stamp.next().unwrap_or(Stamp::FIRST);
+        let plan = |transaction, stamp, refused| Plan { transaction, stamp, wrapped: stamp < self.stamp, whole: true, refused };
         // A table made anew carries a stamp that no connection has met under another policy.
         if !stamp::has_stamp(&self.actual) {
             let desired = build(next);
@@ -174,71 +198,38 @@ impl Engine {
             } else {
                 delta::anew(&desired)
             };
-            return self.plan(transaction, next, Index::of(&self.settings, desired));
-        }
-        let mut trusted_sets = BTreeSet::new();
-        if let Some(moved) = moved {
-            for group in policy.remotes.keys().filter(|group| !moved.contains(group)) {
-                trusted_sets.extend([Family::V4, Family::V6].map(|family| names::members(group, family)));
-            }
+            return plan(transaction, next, desired.refused);
         }
         let desired = build(self.stamp);
-        let transaction = delta::diff(&self.actual, &desired, |set| trusted_sets.contains(set));
+        let moved = known.map(|groups: BTreeSet<GroupId>| {
+            let sets = |group: &GroupId| [Family::V4, Family::V6].map(|family| names::members(group, family));
+            groups.iter().flat_map(sets).collect::<BTreeSet<Name>>()
+        });
+        let trusted = |set: &Name| moved.as_ref().is_some_and(|moved| names::is_members(set) && !moved.contains(set));
+        let transaction = delta::diff(&self.actual, &desired, trusted);
         if transaction.anew {
             let desired = build(next);
-            return self.plan(delta::anew(&desired), next, Index::of(&self.settings, desired));
+            return plan(delta::anew(&desired), next, desired.refused);
         }
-        let index = Index::of(&self.settings, desired);
-        let old_uses = if self.trusted { None } else { Some(uses_of(&self.actual.chains)) };
+        let (old_uses, new_uses) = (uses_of(&self.actual.chains), uses_of(&desired.chains));
         let uses = |set: &Name| {
-            let old = old_uses.as_ref().unwrap_or(&self.index.uses).get(set).copied().unwrap_or_default();
-            let new = index.uses.get(set).copied().unwrap_or_default();
+            let old = old_uses.get(set).copied().unwrap_or_default();
+            let new = new_uses.get(set).copied().unwrap_or_default();
             Uses { allows: old.allows || new.allows, denies: old.denies || new.denies }
         };
         let (transaction, stamp) = self.stamped(transaction, uses);
-        self.plan(transaction, stamp, index)
-    }
-
-    fn plan(&self, transaction: Transaction, stamp: Stamp, index: Index) -> Plan {
-        Plan { transaction, stamp, wrapped: stamp < self.stamp, after: After::Whole(Box::new(index)) }
+        plan(transaction, stamp, desired.refused)
     }
 
     /// With a new stamp where one is needed.
     fn stamped(&self, mut transaction: Transaction, uses: impl Fn(&Name) -> Uses) -> (Transaction, Stamp) {
-        let stamp = if stamp::needs_bump(&self.actual, &transaction.ops, uses) {
-            self.stamp.next().unwrap_or(Stamp::FIRST)
-        } else {
-            self.stamp
-        };
+        let mut stamp = self.stamp;
+        if stamp::needs_bump(&self.actual, &transaction.ops, uses) {
+            stamp = self.stamp.next().unwrap_or(Stamp::FIRST);
+        } else if self.trusted.get() {
+            return (transaction, stamp);
+        }
         transaction.ops.extend(stamp::ops(&self.actual, &self.settings, stamp));
         (transaction, stamp)
-    }
-}
-
-impl Index {
-    fn of(settings: &Settings, desired: Desired<'_>) -> Self {
-        let own = |(id, record): (&WorkloadId, &Record)| record.addresses.iter().map(|a| (*a, id.clone())).collect::<Vec<_>>();
-        Self {
-            settings: settings.clone(),
-            uses: uses_of(&desired.chains),
-            profiles: desired.profiles,
-            owners: desired.records.iter().flat_map(own).collect(),
-            workloads: desired.records,
-            refused: desired.refused,
-        }
-    }
-
-    fn move_workloads(&mut self, workloads: BTreeMap<WorkloadId, Option<Record>>) {
-        for (id, record) in workloads {
-            if let Some(old) = self.workloads.remove(&id) {
-                self.profiles.leave(old.profile);
-                old.addresses.iter().for_each(|address| _ = self.owners.remove(address));
-            }
-            if let Some(record) = record {
-                self.profiles.join(record.profile);
-                self.owners.extend(record.addresses.iter().map(|address| (*address, id.clone())));
-                self.workloads.insert(id, record);
-            }
-        }
     }
 }

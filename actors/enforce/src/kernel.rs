@@ -8,6 +8,7 @@ mod tests;
 
 use std::net::IpAddr;
 
+use groupcast_policy::net::Family;
 use groupcast_policy::packet::{Payload, TCP, family_of};
 
 use crate::Name;
@@ -102,6 +103,8 @@ pub struct ModelKernel {
     connections: Vec<Connection>,
     /// The prefixes of what was logged.
     pub logs: Vec<String>,
+    /// How many rules were looked at so far: what packets cost.
+    pub rules_tried: u64,
 }
 
 /// The kernel's own limit for jumps is 16; a table that needs more would be refused there.
@@ -183,10 +186,8 @@ impl ModelKernel {
             }
             (None, None) => match packet.payload {
                 Payload::Icmp { kind: 130..=137 | 143, .. } if packet.source.is_ipv6() => nothing(STATE_UNTRACKED),
-                Payload::Icmp { kind: 8 | 13 | 15 | 17, .. } if packet.source.is_ipv4() => self.fresh(tuple),
-                Payload::Icmp { kind: 128 | 139, .. } if packet.source.is_ipv6() => self.fresh(tuple),
-                Payload::Icmp { .. } => nothing(STATE_INVALID),
-                _ => self.fresh(tuple),
+                payload if begins_a_connection(family_of(packet.source), &payload) => self.fresh(tuple),
+                _ => nothing(STATE_INVALID),
             },
         }
     }
@@ -208,9 +209,10 @@ impl ModelKernel {
         }
         entered.sort();
         for (_, chain) in entered {
-            let mut logs = Vec::new();
-            let outcome = run(&self.table, &chain, packet, tracked, &mut logs, 0);
-            self.logs.extend(logs);
+            let mut notes = Notes::default();
+            let outcome = run(&self.table, &chain, packet, tracked, &mut notes, 0);
+            self.logs.extend(notes.logs);
+            self.rules_tried += notes.rules_tried;
             if matches!(outcome, Outcome::Drop) {
                 return Fate::Dropped;
             }
@@ -219,12 +221,20 @@ impl ModelKernel {
     }
 }
 
-fn run(table: &Table, chain: &Name, packet: &Packet, tracked: &mut Tracked, logs: &mut Vec<String>, depth: usize) -> Outcome {
+/// What is written down while a packet is on its way.
+#[derive(Default)]
+struct Notes {
+    logs: Vec<String>,
+    rules_tried: u64,
+}
+
+fn run(table: &Table, chain: &Name, packet: &Packet, tracked: &mut Tracked, notes: &mut Notes, depth: usize) -> Outcome {
     let Some(chain) = table.chains.get(chain) else { return Outcome::Drop };
     if depth > JUMP_DEPTH_MAX {
         return Outcome::Drop;
     }
     'rules: for rule in &chain.rules {
+        notes.rules_tried += 1;
         for statement in rule {
             let verdict = match statement {
                 Statement::Match { fields, test } => {
@@ -254,7 +264,7 @@ fn run(table: &Table, chain: &Name, packet: &Packet, tracked: &mut Tracked, logs
                 }
                 Statement::Limit { .. } | Statement::Counter => continue,
                 Statement::Log { prefix, .. } => {
-                    logs.push(prefix.clone());
+                    notes.logs.push(prefix.clone());
                     continue;
                 }
                 Statement::Verdict(verdict) => verdict.clone(),
@@ -263,16 +273,28 @@ fn run(table: &Table, chain: &Name, packet: &Packet, tracked: &mut Tracked, logs
                 Verdict::Accept => return Outcome::Accept,
                 Verdict::Drop => return Outcome::Drop,
                 Verdict::Return => return Outcome::Return,
-                Verdict::Jump(to) => match run(table, &to, packet, tracked, logs, depth + 1) {
+                Verdict::Jump(to) => match run(table, &to, packet, tracked, notes, depth + 1) {
                     Outcome::Return => continue 'rules,
                     decided => return decided,
                 },
                 // Whoever jumped here goes on after its jump.
-                Verdict::Goto(to) => return run(table, &to, packet, tracked, logs, depth + 1),
+                Verdict::Goto(to) => return run(table, &to, packet, tracked, notes, depth + 1),
             }
         }
     }
     Outcome::Return
+}
+
+/// Whether connection tracking takes such a packet as the first of a connection. Of ICMP only requests are: an answer that nobody asked
+/// for, an error about nothing that is known, and what neighbours tell each other begin nothing. Such a packet is dropped where an end
+/// is ours, also if a rule would allow it: nothing tells whose policy it is that allows it, and a forged error is how connections of
+/// others are broken.
+pub fn begins_a_connection(family: Family, payload: &Payload) -> bool {
+    match (family, payload) {
+        (Family::V4, Payload::Icmp { kind, .. }) => matches!(kind, 8 | 13 | 15 | 17),
+        (Family::V6, Payload::Icmp { kind, .. }) => matches!(kind, 128 | 139),
+        _ => true,
+    }
 }
 
 /// The flags of a packet that shows none.

@@ -50,8 +50,15 @@ fn name(text: fmt::Arguments<'_>) -> Name {
     Name::from(text.to_string())
 }
 
+const CURRENT: &str = "cur";
+const AUDITED: &str = "audited";
+const AUDITED4: &str = "audited4";
+const AUDITED6: &str = "audited6";
+const SEEN: &str = "seen";
+const PROFILES: &str = "profiles";
+
 macro_rules! fixed {
-    ($($(#[$doc:meta])* $function:ident = $text:literal),* $(,)?) => { $(
+    ($($(#[$doc:meta])* $function:ident = $text:expr),* $(,)?) => { $(
         $(#[$doc])*
         pub fn $function() -> Name { Name::from($text) }
     )* };
@@ -59,16 +66,16 @@ macro_rules! fixed {
 
 fixed! {
     /// Current stamp → accept: the fast path.
-    current = "cur",
+    current = CURRENT,
     claims = "claims",
     /// Interfaces of workloads in audit mode; looked at only when something is about to be denied.
-    audited = "audited",
-    audited4 = "audited4",
-    audited6 = "audited6",
+    audited = AUDITED,
+    audited4 = AUDITED4,
+    audited6 = AUDITED6,
     /// What was logged lately.
-    seen = "seen",
+    seen = SEEN,
     /// Number of a profile and side → its chain.
-    profiles = "profiles",
+    profiles = PROFILES,
     /// Which source addresses an interface may send from.
     source4 = "src4",
     source6 = "src6",
@@ -103,6 +110,11 @@ pub enum Keyed {
 
 pub fn members(group: &GroupId, family: Family) -> Name {
     name(format_args!("m{}_{group}", digit(family)))
+}
+
+/// Whether it is a set of members that are single addresses, of which there may be very many.
+pub fn is_members(name: &str) -> bool {
+    name.starts_with("m4_") || name.starts_with("m6_")
 }
 
 pub fn member_spans(group: &GroupId, family: Family) -> Name {
@@ -191,14 +203,11 @@ pub fn chain_role(name: &str) -> Role {
 }
 
 pub fn set_role(name: &str) -> Role {
-    if name == &*current() {
-        return Role::Stamp;
-    }
-    if name == &*profiles() || name == &*seen() {
-        return Role::Neutral;
-    }
-    if [&*audited(), &*audited4(), &*audited6()].contains(&name) {
-        return Role::Allows;
+    match name {
+        CURRENT => return Role::Stamp,
+        PROFILES | SEEN => return Role::Neutral,
+        AUDITED | AUDITED4 | AUDITED6 => return Role::Allows,
+        _ => {}
     }
     let named = ["m4_", "m6_", "n4_", "n6_", "addr4_", "addr6_", "ports_"];
     if named.iter().any(|beginning| name.starts_with(beginning)) { Role::Named } else { Role::Frame }

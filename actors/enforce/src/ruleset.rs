@@ -5,7 +5,9 @@
 //! number, a verdict map from there to its chain. A profile runs the denies of all tiers, then the allows of all tiers, then ends in
 //! refusal. What both accept is stamped, and a flow with the current stamp passes at once.
 //!
-//! Everything here depends on the current inputs alone, never on history.
+//! Everything here depends on the current inputs alone, never on history; each chain on few of them, so that the
+//! [`engine`](crate::engine) can write one without the others: a scope's on what is bound there, a group's on its rules, a profile's on
+//! what it is. A group bound in two scopes is therefore tried in both.
 
 mod frame;
 mod groups;
@@ -17,9 +19,9 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use groupcast_policy::ids::WorkloadId;
-use groupcast_policy::net::Prefix;
-use groupcast_policy::resolve::HostPolicy;
+use groupcast_policy::ids::HostId;
+use groupcast_policy::needs::Documents;
+use groupcast_policy::resolve::resolve;
 use groupcast_policy::rule::Direction;
 
 use crate::Name;
@@ -29,10 +31,12 @@ use crate::settings::{Attachments, Settings, Stamp};
 use crate::table::{Chain, Elements, Set, SetKind, Table};
 
 pub(crate) use frame::stamp_rules;
-pub(crate) use groups::{has_spans, member_spans};
-pub use profiles::{ProfileKey, Profiles};
-pub(crate) use workloads::elements_for;
-pub use workloads::{Element, Refusal};
+pub(crate) use groups::{Written, group_chains, has_spans, member_sets, member_spans, members_of};
+pub(crate) use profiles::{
+    CHAINS, Found, Has, ProfileKey, SIDES, Shape, bound, has, jumps, lone_number, profile_rules, profile_verdict, rules_of,
+};
+pub use workloads::Refusal;
+pub(crate) use workloads::{Element, Keys, Owners, elements_of, keys_of, own_addresses, source_spans};
 
 /// What a set should hold: its own elements, or a document's addresses, which are too many to copy for every look.
 #[derive(Debug, Clone)]
@@ -58,21 +62,11 @@ pub struct DesiredSet<'d> {
     pub contents: Contents<'d>,
 }
 
-/// What is there for one workload.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
-    pub profile: u32,
-    pub elements: Vec<Element>,
-    pub addresses: BTreeSet<Prefix>,
-}
-
 /// The whole of what the kernel should hold.
 #[derive(Debug, Clone, Default)]
 pub struct Desired<'d> {
     pub chains: BTreeMap<Name, Chain>,
     pub sets: BTreeMap<Name, DesiredSet<'d>>,
-    pub profiles: Profiles,
-    pub records: BTreeMap<WorkloadId, Record>,
     /// What cannot be enforced. Its interface stays claimed and closed.
     pub refused: Vec<Refusal>,
 }
@@ -101,14 +95,20 @@ pub fn is_adopting(table: &Table) -> bool {
     chain.is_some_and(|chain| !chain.rules.iter().flatten().any(looks_at_flags))
 }
 
-/// Builds the desired table.
-pub fn build<'d>(policy: &HostPolicy<'d>, attachments: &Attachments, settings: &Settings, stamp: Stamp) -> Desired<'d> {
+/// Builds the desired table from scratch.
+pub fn build<'d>(
+    host: &HostId,
+    documents: &'d impl Documents,
+    attachments: &Attachments,
+    settings: &Settings,
+    stamp: Stamp,
+) -> Desired<'d> {
     let mut desired = Desired::default();
-    let (placed, refused) = workloads::place(policy, attachments, settings);
+    let policy = resolve(host, documents);
+    let (placed, refused) = workloads::place(&policy, attachments, settings);
     desired.refused = refused;
-    desired.profiles = Profiles::of(&placed);
-    let used = profiles::write(&mut desired, policy, &placed);
-    groups::write(&mut desired, policy, settings, &used);
+    let used = profiles::write(&mut desired, documents, &placed);
+    groups::write(&mut desired, documents, settings, &used);
     let keys = workloads::write(&mut desired, attachments, &placed);
     frame::write(&mut desired, settings, stamp, keys);
     desired

@@ -18,6 +18,7 @@ use groupcast_policy::rule::{Action, Direction, Remote, Rule, Traffic};
 use groupcast_policy::topic::Topic;
 
 use crate::interface::{Claim, Interface};
+use crate::kernel::begins_a_connection;
 use crate::settings::{Attached, Attachment, Attachments};
 
 pub const WORKLOADS: u8 = 5;
@@ -252,7 +253,9 @@ impl Probe {
         // Never a port that rules name: nothing but the flow's own direction may tell an answer.
         let source = 40_000 + dice.below(1000) as u16;
         let payload = match dice.below(5) {
-            0 => Payload::Icmp { kind: if of == Family::V4 { 8 } else { 128 }, code: 0 },
+            // Requests mostly; also answers, errors and neighbour discovery that belong to nothing.
+            0 if of == Family::V4 => Payload::Icmp { kind: *dice.pick(&[8, 8, 8, 0, 3, 11]), code: 0 },
+            0 => Payload::Icmp { kind: *dice.pick(&[128, 128, 128, 129, 1, 135]), code: 0 },
             1 | 2 => Payload::Ports { protocol: UDP, source, destination },
             _ => Payload::Ports { protocol: TCP, source, destination },
         };
@@ -322,8 +325,13 @@ impl Stage {
         Event::workload(moved)
     }
 
-    /// Whether the host is to let this flow's first packet pass: both ends that it judges allow it.
+    /// Whether the host is to let this flow's first packet pass: both ends that it judges allow it, and connection tracking takes it for
+    /// a first packet.
     pub fn allows(&self, probe: &Probe) -> bool {
+        begins_a_connection(probe.family, &probe.payload) && self.policy_allows(probe)
+    }
+
+    fn policy_allows(&self, probe: &Probe) -> bool {
         let judge = |place: u8, direction, remote| {
             place == WORKLOADS || {
                 let workload = workload_id(place);

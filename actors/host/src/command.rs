@@ -37,6 +37,9 @@ pub enum Command {
     Cleanup,
     /// Measure what enforcing costs, in a network namespace of its own
     Bench {
+        /// enforce or packets
+        #[arg(default_value = "enforce")]
+        name: String,
         #[arg(long)]
         json: bool,
     },

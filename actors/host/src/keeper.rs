@@ -174,15 +174,26 @@ impl<E: Holder> Keeper<E> {
     }
 
     pub fn attach(&mut self, workload: WorkloadId, attached: Attached) -> Result<(), E::Error> {
-        self.want(workload, Some(attached));
-        self.settle()
+        self.move_attachment(&workload, Some(attached))
     }
 
     /// `false`: it was not attached.
     pub fn detach(&mut self, workload: &WorkloadId) -> Result<bool, E::Error> {
-        let was = self.want(workload.clone(), None);
-        self.settle()?;
+        let was = self.engine.attachments().contains_key(workload);
+        self.move_attachment(workload, None)?;
         Ok(was)
+    }
+
+    fn move_attachment(&mut self, workload: &WorkloadId, attached: Option<Attached>) -> Result<(), E::Error> {
+        if self.stale {
+            self.want(workload.clone(), attached);
+            return self.settle();
+        }
+        let held = Held(self.shown.as_ref().unwrap_or(&self.documents));
+        let plan = self.engine.attach(workload, attached, &held);
+        // Other documents than those heard of last are in force: what the engine would do for one workload may not rest on these.
+        let plan = if self.shown.is_some() { self.engine.compare(&held) } else { plan };
+        self.take(plan)
     }
 
     /// Notes how a workload is to be attached, or that it is not to be; in force with the next [`Keeper::settle`]. Whether it was.

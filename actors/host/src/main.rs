@@ -13,8 +13,8 @@ fn main() -> ExitCode {
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()))
         .with_writer(std::io::stderr)
         .init();
-    if let Command::Bench { json } = arguments.command {
-        return measured(json);
+    if let Command::Bench { name, json } = &arguments.command {
+        return measured(name, *json);
     }
     let config = match Config::read(&arguments.config) {
         Ok(config) => config,
@@ -33,15 +33,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn measured(json: bool) -> ExitCode {
-    let figures = match groupcast_host::bench::run() {
-        Ok(figures) => serde_json::to_value(figures).unwrap_or_default(),
+fn measured(name: &str, json: bool) -> ExitCode {
+    let figures = match groupcast_host::bench::run(name) {
+        Ok(figures) => figures,
         Err(error) => return fail(&error.to_string(), 1),
     };
     if json {
-        println!("{}", serde_json::json!({"format_version": "1", "bench": "enforce", "results": figures}));
+        println!("{}", serde_json::json!({"format_version": "1", "bench": name, "results": figures}));
     } else if let Some(rows) = figures.as_object() {
-        rows.iter().for_each(|(name, value)| println!("{name:<22} {:>10.1}", value.as_f64().unwrap_or_default()));
+        rows.iter().for_each(|(name, value)| println!("{name:<22} {:>12.3}", value.as_f64().unwrap_or_default()));
     }
     ExitCode::SUCCESS
 }

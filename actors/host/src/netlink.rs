@@ -141,7 +141,7 @@ impl Kernel {
 
     /// How many complaints there were.
     pub(crate) fn send(&mut self, batch: socket::Batch) -> Result<usize, KernelError> {
-        Ok(self.transport.commit(batch)?.len())
+        Ok(self.transport.commit(batch)?.complaints.len())
     }
 
     /// Takes the table away, if it is there and ours to take. Nothing else is touched.
@@ -157,7 +157,7 @@ impl Kernel {
         part.add(&table, rustables::MsgType::Del);
         let mut batch = socket::Batch::default();
         batch.splice(part);
-        let complaints = self.transport.commit(batch)?;
+        let complaints = self.transport.commit(batch)?.complaints;
         self.judge(complaints, &[None, None], &Transaction::default())
     }
 
@@ -214,19 +214,19 @@ impl Enforcer for Kernel {
         }
         let encoder = Encoder { table: &self.table, flags: self.flags, known: self.known };
         let encoded = encoder.encode(transaction, &mut self.handles);
-        let complaints = match self.transport.commit(encoded.batch) {
-            Ok(complaints) => complaints,
+        let reply = match self.transport.commit(encoded.batch) {
+            Ok(reply) => reply,
             Err(error) => {
                 self.handles.clear();
                 return Err(error.into());
             }
         };
-        if self.refuses_owner(&complaints, &encoded.origin) {
+        if self.refuses_owner(&reply.complaints, &encoded.origin) {
             self.flags = 0;
             self.handles.clear();
             return self.commit(transaction);
         }
-        if let Err(error) = self.judge(complaints, &encoded.origin, transaction) {
+        if let Err(error) = self.judge(reply.complaints, &encoded.origin, transaction) {
             self.handles.clear();
             return Err(error);
         }
@@ -236,9 +236,7 @@ impl Enforcer for Kernel {
             (false, None) => self.watch = Some(Watch::open()?),
             (false, Some(_)) => {}
         }
-        // The handles of new rules are asked for when they are needed.
-        self.handles
-            .retain(|_, rules| !rules.is_empty() && rules.iter().all(|rule| matches!(rule, transaction::Handle::Kernel(_))));
+        transaction::settle(&mut self.handles, &encoded.touched, &encoded.echoed, &reply.handles);
         Ok(())
     }
 

@@ -298,8 +298,13 @@ impl Followers {
         followers
     }
 
-    /// A host is known from the first edit of its topic until that topic is retired.
-    pub fn edit(&mut self, topic: &Topic, edit: &Edit, documents: &impl Documents) {
+    pub fn follows(&self, host: &HostId, topic: &Topic) -> bool {
+        self.by_topic.get(topic).is_some_and(|hosts| hosts.contains(host))
+    }
+
+    /// A host is known from the first edit of its topic until that topic is retired. Returns which hosts cease to need which topics.
+    pub fn edit(&mut self, topic: &Topic, edit: &Edit, documents: &impl Documents) -> Vec<(HostId, Topic)> {
+        let mut ceased = Vec::new();
         if let Topic::Host(host) = topic
             && !self.hosts.contains_key(host)
         {
@@ -307,7 +312,7 @@ impl Followers {
             self.by_topic.entry(topic.clone()).or_default().insert(host.clone());
         }
         if matches!(topic, Topic::Members(_)) {
-            return; // members refer to nothing
+            return ceased; // members refer to nothing
         }
         let hosts: Vec<HostId> = self.of(topic).cloned().collect();
         for host in hosts {
@@ -323,12 +328,15 @@ impl Followers {
                         self.by_topic.remove(&lost);
                     }
                 }
+                ceased.push((host.clone(), lost));
             }
         }
         if let (Topic::Host(host), Edit::Retire) = (topic, edit) {
             self.hosts.remove(host);
             self.by_topic.remove(topic);
+            ceased.push((host.clone(), topic.clone()));
         }
+        ceased
     }
 }
 

@@ -46,7 +46,23 @@ impl std::fmt::Display for Value {
 struct Row {
     name: &'static str,
     value: Value,
-    at_most: Option<f64>,
+    reach: Option<Reach>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Reach {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl std::fmt::Display for Reach {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let rounded = |number: f64| Value::from(number);
+        match self {
+            Self::AtMost(number) => write!(f, "≤ {}", rounded(*number)),
+            Self::AtLeast(number) => write!(f, "≥ {}", rounded(*number)),
+        }
+    }
 }
 
 /// Results in the order they were added.
@@ -62,13 +78,19 @@ impl Report {
     }
 
     pub fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
-        self.rows.push(Row { name, value: value.into(), at_most: None });
+        self.rows.push(Row { name, value: value.into(), reach: None });
         self
     }
 
     /// A figure that is not to exceed `at_most`; the table shows that beside it.
     pub fn with_goal(mut self, name: &'static str, value: impl Into<Value>, at_most: f64) -> Self {
-        self.rows.push(Row { name, value: value.into(), at_most: Some(at_most) });
+        self.rows.push(Row { name, value: value.into(), reach: Some(Reach::AtMost(at_most)) });
+        self
+    }
+
+    /// A figure that is to be at least `at_least`.
+    pub fn with_floor(mut self, name: &'static str, value: impl Into<Value>, at_least: f64) -> Self {
+        self.rows.push(Row { name, value: value.into(), reach: Some(Reach::AtLeast(at_least)) });
         self
     }
 
@@ -81,7 +103,7 @@ impl Report {
         let mut table = Table::new();
         table.load_style(UTF8_BORDERS_ONLY).set_header([self.bench, "measured", "reach"]);
         for row in &self.rows {
-            let reach = row.at_most.map(|at_most| format!("≤ {at_most}")).unwrap_or_default();
+            let reach = row.reach.map(|reach| reach.to_string()).unwrap_or_default();
             table.add_row([row.name.to_owned(), row.value.to_string(), reach]);
         }
         table
@@ -110,9 +132,9 @@ mod tests {
 
     #[test]
     fn results_keep_their_order_and_their_precision() {
-        let report = Report::new("some").with("z", 7u64).with_goal("a_ms", 1.23456, 1.3).with("m", 2.0);
+        let report = Report::new("some").with("z", 7u64).with_goal("a_ms", 1.23456, 1.3).with_floor("m", 2.0, 0.9);
         assert_eq!(report.json(), r#"{"format_version":"1","bench":"some","results":{"z":7,"a_ms":1.235,"m":2.0}}"#);
         let table = report.table().to_string();
-        assert!(table.contains("a_ms") && table.contains("≤ 1.3"), "{table}");
+        assert!(table.contains("a_ms") && table.contains("≤ 1.3") && table.contains("≥ 0.9"), "{table}");
     }
 }

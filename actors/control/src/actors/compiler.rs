@@ -1,20 +1,22 @@
 //! Runs the [`Stage`]: takes what the followers read, compiles it, and has the fanout publish it while this controller leads. It has
 //! a thread of its own: a large catalogue takes a second to compile.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
 use actix::prelude::*;
 use groupcast_policy::model::World;
 use groupcast_topics::node::Desired;
 use tokio::sync::oneshot;
+use tracing::Span;
 
 use super::{MAILBOX_MAX, Ping, RETRY_PAUSE};
-use crate::actors::convergence::{Began, Left, Published, Unfollowed};
+use crate::actors::convergence::{Published, TouchedNothing};
 use crate::actors::fanout::Publish;
 use crate::actors::leadership::{AskDigests, AskDocuments};
 use crate::mirror::Origin;
-use crate::outbox::WAITING_CHANGES_MAX;
+use crate::names;
+use crate::outbox::{Mark, WAITING_CHANGES_MAX};
 use crate::stage::{Arrival, Effect, Event, Incident, Stage, View};
 
 /// Answered when more may come.
@@ -23,6 +25,7 @@ use crate::stage::{Arrival, Effect, Event, Incident, Stage, View};
 pub struct Arrived {
     pub origin: Origin,
     pub arrival: Arrival,
+    pub trace: Span,
 }
 
 /// The term while this controller leads.
@@ -55,9 +58,7 @@ pub struct Neighbours {
     pub documents: Recipient<AskDocuments>,
     pub publish: Recipient<Publish>,
     pub published: Recipient<Published>,
-    pub began: Recipient<Began>,
-    pub left: Recipient<Left>,
-    pub unfollowed: Recipient<Unfollowed>,
+    pub touched_nothing: Recipient<TouchedNothing>,
 }
 
 pub struct CompilerActor {
@@ -68,6 +69,9 @@ pub struct CompilerActor {
     wants: HashMap<u64, oneshot::Sender<Desired>>,
     next_want: u64,
     clock: Instant,
+    /// Of changes that wait to be published or are in flight, by their numbers. Empty while this controller does not lead.
+    traces: BTreeMap<u64, Span>,
+    leading: bool,
 }
 
 /// The neighbours are known only after this actor is.
@@ -77,15 +81,24 @@ pub struct Meet(pub Neighbours);
 
 impl CompilerActor {
     pub fn new(clock: Instant) -> Self {
-        Self { stage: Stage::default(), neighbours: None, waiting: HashMap::new(), wants: HashMap::new(), next_want: 0, clock }
+        Self {
+            stage: Stage::default(),
+            neighbours: None,
+            waiting: HashMap::new(),
+            wants: HashMap::new(),
+            next_want: 0,
+            clock,
+            traces: BTreeMap::new(),
+            leading: false,
+        }
     }
 
     fn step(&mut self, event: Event, context: &mut Context<Self>) {
         let effects = self.stage.handle(event);
         let view = self.stage.view_counts();
-        metrics::gauge!("groupcast_compile_waiting_changes").set(view.0 as f64);
-        metrics::gauge!("groupcast_compile_topics").set(view.1 as f64);
-        metrics::gauge!("groupcast_compile_refused_documents").set(view.2 as f64);
+        metrics::gauge!(names::COMPILE_WAITING_CHANGES).set(view.0 as f64);
+        metrics::gauge!(names::COMPILE_TOPICS).set(view.1 as f64);
+        metrics::gauge!(names::COMPILE_REFUSED).set(view.2 as f64);
         for effect in effects {
             self.perform(effect, context);
         }
@@ -114,35 +127,39 @@ impl CompilerActor {
                 }));
             }
             Effect::Publish { term, change, parcel } => {
-                metrics::histogram!("groupcast_publish_changes").record(parcel.marks.len() as f64);
-                let publish = Publish { proposal: parcel.proposal(change), changes: parcel.marks.len() };
+                metrics::histogram!(names::PUBLISH_CHANGES).record(parcel.marks.len() as f64);
+                let trace = self.trace_of(&parcel.marks);
+                let publish = Publish { proposal: parcel.proposal(change), changes: parcel.marks.len(), trace };
                 let answer = neighbours.publish.send(publish).into_actor(self);
                 context.spawn(answer.map(move |answer, this, context| match answer {
                     Ok(result) => this.step(Event::Decided { term, result }, context),
                     Err(_) => this.step(Event::NoAnswer { term }, context),
                 }));
             }
-            Effect::Published { marks, committed, topics } => {
-                let now_ms = self.clock.elapsed().as_millis() as u64;
-                for mark in &marks {
-                    metrics::histogram!("groupcast_change_seconds").record(now_ms.saturating_sub(mark.read_ms) as f64 / 1e3);
+            Effect::Published { marks, committed, torn } => {
+                let (topics, hosts) = (committed.topics.len(), committed.span.len());
+                let (first, last) = self.finished(&marks);
+                tracing::info!(change = last, first, changes = marks.len(), topics, hosts, "published");
+                let trace = self.trace_of(&marks);
+                self.forget_traces(last);
+                if let Some(change) = last {
+                    self.tell(&neighbours.published, Published { change, torn, trace }, context);
                 }
+            }
+            Effect::TouchedNothing { marks, reflects } => {
+                let (_, last) = self.finished(&marks);
                 let changes: Vec<u64> = marks.iter().filter_map(|mark| mark.change).collect();
-                if topics > 0 || !changes.is_empty() {
-                    let hosts = committed.as_ref().map_or(0, |committed| committed.span.len());
-                    let (first, last) = (changes.first().copied(), changes.last().copied());
-                    tracing::info!(change = last, first, changes = marks.len(), topics, hosts, "published");
+                if !changes.is_empty() {
+                    tracing::debug!(change = last, changes = changes.len(), "touches no topic");
                 }
-                self.tell(&neighbours.published, Published { changes, committed }, context);
+                self.forget_traces(last);
+                self.tell(&neighbours.touched_nothing, TouchedNothing { changes, reflects }, context);
             }
             Effect::Desired { id, desired } => {
                 if let Some(answer) = self.wants.remove(&id) {
                     let _ = answer.send(desired); // whoever asked may have given up
                 }
             }
-            Effect::Began { term } => self.tell(&neighbours.began, Began { term }, context),
-            Effect::Unfollowed(topics) => self.tell(&neighbours.unfollowed, Unfollowed(topics), context),
-            Effect::Left(hosts) => self.tell(&neighbours.left, Left(hosts), context),
             Effect::RetryLater => {
                 context.run_later(RETRY_PAUSE, |this, context| this.step(Event::Retry, context));
             }
@@ -150,7 +167,33 @@ impl CompilerActor {
         }
     }
 
-    /// Waits, in the background, until the mailbox takes it: convergence must not miss a batch.
+    /// The numbers of the first and the last of these changes, which are done here.
+    fn finished(&self, marks: &[Mark]) -> (Option<u64>, Option<u64>) {
+        let now_ms = self.clock.elapsed().as_millis() as u64;
+        for mark in marks {
+            metrics::histogram!(names::CHANGE_SECONDS).record(now_ms.saturating_sub(mark.read_ms) as f64 / 1e3);
+        }
+        let changes = || marks.iter().filter_map(|mark| mark.change);
+        (changes().min(), changes().max())
+    }
+
+    /// The trace of the first of these changes; the others are told that they go on in it.
+    fn trace_of(&self, marks: &[Mark]) -> Span {
+        let mut traces = marks.iter().filter_map(|mark| self.traces.get(&mark.change?));
+        let first = traces.next().cloned().unwrap_or_else(Span::none);
+        traces.for_each(|trace| {
+            trace.follows_from(&first);
+        });
+        first
+    }
+
+    fn forget_traces(&mut self, last: Option<u64>) {
+        if let Some(last) = last {
+            self.traces = self.traces.split_off(&(last + 1));
+        }
+    }
+
+    /// Waits, in the background, until the mailbox takes it: convergence must not miss a change.
     fn tell<M>(&self, to: &Recipient<M>, message: M, context: &mut Context<Self>)
     where
         M: Message<Result = ()> + Send + 'static,
@@ -167,10 +210,11 @@ impl CompilerActor {
 fn report(incident: &Incident) {
     match incident {
         Incident::Refused(refused) => {
-            metrics::counter!("groupcast_refused_documents_total").increment(1);
+            metrics::counter!(names::REFUSED_TOTAL).increment(1);
             tracing::error!(document = %refused.name, why = %refused.why, "a document is refused, its last good version stays in force");
         }
         Incident::Torn { change, topics } => {
+            metrics::counter!(names::PUBLISH_TORN).increment(1);
             tracing::error!(change, topics, "a change is larger than one batch and is published in parts: split such changes");
         }
         Incident::Unpublishable { topic } => tracing::error!(%topic, "a topic is too large to be published: split its group"),
@@ -204,15 +248,18 @@ impl Handler<Meet> for CompilerActor {
 impl Handler<Arrived> for CompilerActor {
     type Result = ResponseFuture<()>;
 
-    fn handle(&mut self, Arrived { origin, arrival }: Arrived, context: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, Arrived { origin, arrival, trace }: Arrived, context: &mut Self::Context) -> Self::Result {
         let (taken, wait) = oneshot::channel();
         self.waiting.insert(origin, taken);
-        let span =
-            tracing::debug_span!("compile", stream = origin.as_str(), through = arrival.through, change = arrival.ends.last());
+        let (stream, change) = (origin.as_str(), arrival.ends.last().copied());
+        let span = tracing::debug_span!(parent: &trace, "compile", stream, change = names::traced(change));
         let _entered = span.enter();
+        if let Some(change) = change.filter(|_| origin == Origin::Catalog && self.leading) {
+            self.traces.insert(change, trace);
+        }
         let begun = Instant::now();
         self.step(Event::Arrived(origin, arrival), context);
-        metrics::histogram!("groupcast_compile_seconds").record(begun.elapsed().as_secs_f64());
+        metrics::histogram!(names::COMPILE_SECONDS).record(begun.elapsed().as_secs_f64());
         Box::pin(async move {
             let _ = wait.await;
         })
@@ -223,9 +270,11 @@ impl Handler<Leading> for CompilerActor {
     type Result = ();
 
     fn handle(&mut self, Leading(term): Leading, context: &mut Self::Context) {
-        metrics::gauge!("groupcast_leading").set(if term.is_some() { 1.0 } else { 0.0 });
+        metrics::gauge!(names::LEADING).set(if term.is_some() { 1.0 } else { 0.0 });
+        self.leading = term.is_some();
+        self.traces.clear();
         if let Some(term) = term {
-            metrics::gauge!("groupcast_term").set(term as f64);
+            metrics::gauge!(names::TERM).set(term as f64);
         }
         self.step(Event::Leading(term), context);
     }

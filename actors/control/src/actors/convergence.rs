@@ -1,64 +1,44 @@
-//! Hears the hosts' acknowledgements and knows, for every change, who has it in force. The topics node nudges those who stay behind.
+//! Tells how far changes are. The topics node, which hears batches and acknowledgements, keeps the record and nudges those who stay
+//! behind; this actor asks it, streams what moved to whoever watches, and measures how long hosts took.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use actix::prelude::*;
-use async_nats::Client;
-use futures::{FutureExt, StreamExt};
-use groupcast_bus_config::subjects;
-use groupcast_messages::{Ack, Beat};
 use groupcast_policy::ids::HostId;
-use groupcast_policy::topic::TopicHash;
-use groupcast_topics::node::Committed;
+use groupcast_topics::nats::NodeHandle;
 use tokio::sync::broadcast;
+use tracing::Span;
 
-use super::{MAILBOX_MAX, Ping, RETRY_PAUSE};
-use crate::progress::{Convergence, Progress};
+use super::{MAILBOX_MAX, Ping};
+use crate::names;
+use crate::progress::{BATCHES_MAX, Progress};
 
-/// Acknowledgements handed over at once.
-pub const ACKS_AT_ONCE_MAX: usize = 4_096;
 /// Events that wait for one who watches; who is slower misses the oldest, and is told so.
 pub const WATCH_QUEUE_MAX: usize = 1_024;
 /// How often those who watch are told what moved.
 const TELL_EVERY: Duration = Duration::from_millis(50);
 
-/// A leader began.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Began {
-    pub term: u64,
-}
-
-/// These changes are published; without a batch they touched no topic.
+/// This change is published, as one of several perhaps; its trace goes on until it is in force everywhere.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Published {
+    pub change: u64,
+    /// No batch could hold it.
+    pub torn: bool,
+    pub trace: Span,
+}
+
+/// These changes touch no topic. A leader also says how far the topics reflect CATALOG and REGISTRY with them.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct TouchedNothing {
     pub changes: Vec<u64>,
-    pub committed: Option<Committed>,
+    pub reflects: Option<(u64, u64)>,
 }
 
-/// Hosts that have no workload any more.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Left(pub Vec<HostId>);
-
-/// Topics that some hosts do not need any more, and the hosts that still do.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Unfollowed(pub Vec<(TopicHash, Vec<HostId>)>);
-
-/// What hosts said.
-#[derive(Message)]
-#[rtype(result = "()")]
-struct Heard(Vec<(HostId, Said)>);
-
-enum Said {
-    Ack(Ack),
-    Beat(Beat),
-}
-
-/// How far a change is; `None` when this leader does not know it (any more).
+/// How far a change is; `None` when it is not published yet, or this controller does not know it (any more).
 #[derive(Message)]
 #[rtype(result = "Option<Progress>")]
 pub struct AskProgress(pub u64);
@@ -77,7 +57,7 @@ pub struct ConvergenceView {
 }
 
 #[derive(Message)]
-#[rtype(result = "ConvergenceView")]
+#[rtype(result = "Option<ConvergenceView>")]
 pub struct LookAtConvergence;
 
 /// From now on, the progress of every change that moves.
@@ -85,45 +65,81 @@ pub struct LookAtConvergence;
 #[rtype(result = "broadcast::Receiver<Arc<Progress>>")]
 pub struct Watch;
 
-/// The subscription ended.
-#[derive(Message)]
-#[rtype(result = "()")]
-struct Deaf;
+/// What moved since the last look.
+struct Moved {
+    progress: Vec<Progress>,
+    took_ms: Vec<u32>,
+    view: ConvergenceView,
+}
 
 pub struct ConvergenceActor {
-    client: Client,
-    runtime: tokio::runtime::Handle,
-    clock: Instant,
-    convergence: Convergence,
+    node: Arc<NodeHandle>,
     watchers: broadcast::Sender<Arc<Progress>>,
-    task: Option<tokio::task::JoinHandle<()>>,
+    /// Of changes that are not in force everywhere, the trace as a whole and the part of it that lasts until they are.
+    traces: BTreeMap<u64, (Span, Span)>,
+    looking: bool,
 }
 
 impl ConvergenceActor {
-    pub fn new(client: Client, clock: Instant, runtime: tokio::runtime::Handle) -> Self {
+    pub fn new(node: Arc<NodeHandle>) -> Self {
         let (watchers, _) = broadcast::channel(WATCH_QUEUE_MAX);
-        Self { client, runtime, clock, convergence: Convergence::default(), watchers, task: None }
+        Self { node, watchers, traces: BTreeMap::new(), looking: false }
     }
 
-    fn now_ms(&self) -> u64 {
-        self.clock.elapsed().as_millis() as u64
-    }
-
-    fn tell(&mut self) {
-        let (moved, now_ms) = (self.convergence.moved(), self.now_ms());
-        if moved.is_empty() {
+    /// One look at a time: a node that is busy is not asked again before it has answered.
+    fn look(&mut self, context: &mut Context<Self>) {
+        if std::mem::replace(&mut self.looking, true) {
             return;
         }
-        metrics::gauge!("groupcast_hosts_behind").set(self.convergence.behind() as f64);
-        metrics::gauge!("groupcast_changes_unfinished").set(self.convergence.unfinished() as f64);
-        for progress in moved.into_iter().filter_map(|change| self.convergence.progress(change, now_ms)) {
+        let node = self.node.clone();
+        let look = async move {
+            let moved = node.inspect(|node, convergence| {
+                let now_ms = node.now_ms();
+                let moved = convergence.moved();
+                Moved {
+                    progress: moved.into_iter().filter_map(|change| convergence.progress(change, now_ms)).collect(),
+                    took_ms: convergence.took(),
+                    view: view(convergence),
+                }
+            });
+            moved.await
+        };
+        context.spawn(look.into_actor(self).map(|moved, this, _| {
+            this.looking = false;
+            moved.into_iter().for_each(|moved| this.tell(moved));
+        }));
+    }
+
+    fn tell(&mut self, moved: Moved) {
+        metrics::gauge!(names::HOSTS_BEHIND).set(moved.view.behind as f64);
+        metrics::gauge!(names::CHANGES_UNFINISHED).set(moved.view.unfinished as f64);
+        for took_ms in moved.took_ms {
+            metrics::histogram!(names::ENFORCED_SECONDS).record(f64::from(took_ms) / 1e3);
+        }
+        for progress in moved.progress {
             if progress.is_done() {
-                let (change, hosts, last_ms) = (progress.change, progress.span, progress.summary.last_ms);
-                tracing::info!(change, hosts, last_ms, "enforced everywhere");
+                self.enforced(&progress);
             }
             let _ = self.watchers.send(Arc::new(progress)); // nobody watches
         }
     }
+
+    fn enforced(&mut self, progress: &Progress) {
+        let (change, hosts, last_ms) = (progress.change, progress.span, progress.summary.last_ms);
+        // Whatever was merged into the same batch is in force with it.
+        let later = self.traces.split_off(&(change + 1));
+        for (_, enforce) in std::mem::replace(&mut self.traces, later).into_values() {
+            enforce.in_scope(|| tracing::debug!(change, hosts, last_ms, "in force"));
+        }
+        match self.node.leading().borrow().is_some() {
+            true => tracing::info!(change, hosts, last_ms, "enforced everywhere"),
+            false => tracing::debug!(change, hosts, last_ms, "enforced everywhere"),
+        }
+    }
+}
+
+fn view(convergence: &groupcast_topics::convergence::Convergence) -> ConvergenceView {
+    ConvergenceView { hosts: convergence.hosts(), behind: convergence.behind(), unfinished: convergence.unfinished() }
 }
 
 impl Actor for ConvergenceActor {
@@ -131,149 +147,78 @@ impl Actor for ConvergenceActor {
 
     fn started(&mut self, context: &mut Self::Context) {
         context.set_mailbox_capacity(MAILBOX_MAX);
-        let (client, own) = (self.client.clone(), context.address());
-        self.task = Some(self.runtime.spawn(async move {
-            if let Err(error) = listen(client, own.clone().recipient()).await {
-                tracing::error!(%error, "cannot hear acknowledgements");
-            }
-            let _ = own.send(Deaf).await;
-        }));
-        context.run_interval(TELL_EVERY, |this, _| this.tell());
-    }
-
-    fn stopping(&mut self, _: &mut Self::Context) -> Running {
-        if let Some(task) = self.task.take() {
-            task.abort();
-        }
-        Running::Stop
+        context.run_interval(TELL_EVERY, Self::look);
     }
 }
 
-impl Drop for ConvergenceActor {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.take() {
-            task.abort();
-        }
-    }
-}
-
-/// What is known of hosts stays; only the ear is new.
-impl Supervised for ConvergenceActor {}
-
-async fn listen(client: Client, to: Recipient<Heard>) -> Result<(), async_nats::Error> {
-    let acks = client.subscribe(subjects::ACK_ALL).await?;
-    let beats = client.subscribe(subjects::BEAT_ALL).await?;
-    let mut all = futures::stream::select(acks, beats);
-    while let Some(first) = all.next().await {
-        let (mut heard, mut next) = (Vec::new(), Some(Some(first)));
-        while let Some(Some(message)) = next.take() {
-            if let Some(host) = subjects::host_of(&message.subject) {
-                let ack = message.subject.as_str() == subjects::ack(&host);
-                let said = if ack {
-                    Ack::decode(&message.payload).ok().map(Said::Ack)
-                } else {
-                    Beat::decode(&message.payload).ok().map(Said::Beat)
-                };
-                match said {
-                    Some(said) => heard.push((host, said)),
-                    None => tracing::warn!(%host, "a message of this host cannot be read"),
-                }
-            }
-            if heard.len() < ACKS_AT_ONCE_MAX {
-                next = all.next().now_or_never();
-            }
-        }
-        // What waits meanwhile waits in the subscription; should that overflow, nudges bring it again.
-        if to.send(Heard(heard)).await.is_err() {
-            return Ok(());
-        }
-    }
-    Ok(())
-}
-
-impl Handler<Heard> for ConvergenceActor {
-    type Result = ();
-
-    fn handle(&mut self, Heard(heard): Heard, _: &mut Self::Context) {
-        let now_ms = self.now_ms();
-        for (host, said) in heard {
-            match said {
-                Said::Ack(ack) => {
-                    for took_ms in self.convergence.acknowledged(&host, &ack, now_ms) {
-                        metrics::histogram!("groupcast_enforced_seconds").record(f64::from(took_ms) / 1e3);
-                    }
-                }
-                Said::Beat(beat) => self.convergence.heard(&host, beat.state, now_ms),
-            }
-        }
-    }
-}
-
-impl Handler<Deaf> for ConvergenceActor {
-    type Result = ();
-
-    fn handle(&mut self, _: Deaf, context: &mut Self::Context) {
-        context.run_later(RETRY_PAUSE, |_, context| context.stop());
-    }
-}
-
-impl Handler<Began> for ConvergenceActor {
-    type Result = ();
-
-    fn handle(&mut self, Began { term }: Began, _: &mut Self::Context) {
-        self.convergence.begin(term);
+impl Supervised for ConvergenceActor {
+    fn restarting(&mut self, _: &mut Self::Context) {
+        self.looking = false;
     }
 }
 
 impl Handler<Published> for ConvergenceActor {
-    type Result = ();
+    type Result = ResponseFuture<()>;
 
-    fn handle(&mut self, Published { changes, committed }: Published, _: &mut Self::Context) {
-        let now_ms = self.now_ms();
-        let nothing = || Committed { proposal: None, cut: Default::default(), change: 0, topics: Vec::new(), span: Vec::new() };
-        self.convergence.committed(&committed.unwrap_or_else(nothing), &changes, now_ms);
+    fn handle(&mut self, Published { change, torn, trace }: Published, _: &mut Self::Context) -> Self::Result {
+        let enforce = tracing::debug_span!(parent: &trace, "enforce", change = names::traced(change));
+        self.traces.insert(change, (trace, enforce));
+        while self.traces.len() > BATCHES_MAX {
+            self.traces.pop_first();
+        }
+        let node = self.node.clone();
+        Box::pin(async move {
+            if torn {
+                node.inspect(move |_, convergence| convergence.was_torn(change)).await;
+            }
+        })
     }
 }
 
-impl Handler<Left> for ConvergenceActor {
-    type Result = ();
+impl Handler<TouchedNothing> for ConvergenceActor {
+    type Result = ResponseFuture<()>;
 
-    fn handle(&mut self, Left(hosts): Left, _: &mut Self::Context) {
-        hosts.iter().for_each(|host| self.convergence.left(host));
-    }
-}
-
-impl Handler<Unfollowed> for ConvergenceActor {
-    type Result = ();
-
-    fn handle(&mut self, Unfollowed(topics): Unfollowed, _: &mut Self::Context) {
-        let now_ms = self.now_ms();
-        topics.iter().for_each(|(topic, still)| self.convergence.unfollowed(*topic, still, now_ms));
+    fn handle(&mut self, TouchedNothing { changes, reflects }: TouchedNothing, _: &mut Self::Context) -> Self::Result {
+        let node = self.node.clone();
+        Box::pin(async move {
+            let told = node.inspect(move |node, convergence| {
+                changes.into_iter().for_each(|change| convergence.touched_nothing(change));
+                if let Some((catalog, registry)) = reflects {
+                    node.reflects(catalog, registry);
+                }
+            });
+            told.await;
+        })
     }
 }
 
 impl Handler<AskProgress> for ConvergenceActor {
-    type Result = Option<Progress>;
+    type Result = ResponseFuture<Option<Progress>>;
 
     fn handle(&mut self, AskProgress(change): AskProgress, _: &mut Self::Context) -> Self::Result {
-        self.convergence.progress(change, self.now_ms())
+        let node = self.node.clone();
+        Box::pin(async move {
+            let progress = node.inspect(move |node, convergence| convergence.progress(change, node.now_ms()));
+            progress.await.flatten()
+        })
     }
 }
 
 impl Handler<AskSpan> for ConvergenceActor {
-    type Result = Option<Vec<HostId>>;
+    type Result = ResponseFuture<Option<Vec<HostId>>>;
 
     fn handle(&mut self, AskSpan(change): AskSpan, _: &mut Self::Context) -> Self::Result {
-        self.convergence.span(change)
+        let node = self.node.clone();
+        Box::pin(async move { node.inspect(move |_, convergence| convergence.span(change)).await.flatten() })
     }
 }
 
 impl Handler<LookAtConvergence> for ConvergenceActor {
-    type Result = MessageResult<LookAtConvergence>;
+    type Result = ResponseFuture<Option<ConvergenceView>>;
 
     fn handle(&mut self, _: LookAtConvergence, _: &mut Self::Context) -> Self::Result {
-        let c = &self.convergence;
-        MessageResult(ConvergenceView { hosts: c.hosts(), behind: c.behind(), unfinished: c.unfinished() })
+        let node = self.node.clone();
+        Box::pin(async move { node.inspect(|_, convergence| view(convergence)).await })
     }
 }
 

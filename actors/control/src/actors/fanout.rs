@@ -10,6 +10,7 @@ use groupcast_topics::node::Committed;
 use tracing::Instrument;
 
 use super::{MAILBOX_MAX, Ping};
+use crate::names;
 
 /// Answered when the batch is in the stream for good, or refused.
 #[derive(Message)]
@@ -18,6 +19,8 @@ pub struct Publish {
     pub proposal: Proposal,
     /// How many changes it merges.
     pub changes: usize,
+    /// Of the first of them.
+    pub trace: tracing::Span,
 }
 
 pub struct Fanout {
@@ -45,20 +48,24 @@ impl Handler<Publish> for Fanout {
 
     fn handle(&mut self, publish: Publish, _: &mut Self::Context) -> Self::Result {
         let (node, topics) = (self.node.clone(), publish.proposal.edits.len());
-        let span = tracing::debug_span!("publish", change = publish.proposal.change, changes = publish.changes, topics);
+        let change = publish.proposal.change;
+        let span = tracing::debug_span!(parent: &publish.trace, "publish", change = names::traced(change), changes = publish.changes, topics);
         let propose = async move {
             let begun = Instant::now();
             let result = node.propose(publish.proposal).await;
-            metrics::histogram!("groupcast_publish_seconds").record(begun.elapsed().as_secs_f64());
+            metrics::histogram!(names::PUBLISH_SECONDS).record(begun.elapsed().as_secs_f64());
             match &result {
                 Ok(committed) => {
-                    metrics::counter!("groupcast_published_batches_total").increment(1);
-                    metrics::counter!("groupcast_published_topics_total").increment(committed.topics.len() as u64);
-                    metrics::histogram!("groupcast_span_hosts").record(committed.span.len() as f64);
+                    metrics::counter!(names::PUBLISHED_BATCHES).increment(1);
+                    metrics::counter!(names::PUBLISHED_TOPICS_TOTAL).increment(committed.topics.len() as u64);
+                    metrics::histogram!(names::PUBLISH_TOPICS).record(committed.topics.len() as f64);
+                    metrics::histogram!(names::PUBLISH_BYTES).record(committed.bytes as f64);
+                    metrics::histogram!(names::SPAN_HOSTS).record(committed.span.len() as f64);
+                    tracing::debug!(change, hosts = committed.span.len(), bytes = committed.bytes, "committed");
                 }
                 Err(why) => {
-                    metrics::counter!("groupcast_publish_refused_total").increment(1);
-                    tracing::debug!(%why, "a batch was not published");
+                    metrics::counter!(names::PUBLISH_REFUSED).increment(1);
+                    tracing::debug!(change, %why, "a batch was not published");
                 }
             }
             result

@@ -9,6 +9,7 @@ use async_nats::connection::State;
 use async_nats::jetstream::consumer::DeliverPolicy;
 use futures::{FutureExt, StreamExt};
 use groupcast_bus_config::subjects::{self, CatalogKind};
+use tracing::Instrument;
 
 use super::{MAILBOX_MAX, Ping, RETRY_PAUSE};
 use crate::actors::compiler::Arrived;
@@ -17,6 +18,7 @@ use crate::catalog::Catalog;
 use crate::document::{Document, Name};
 use crate::log::{Log, NoAnswer, in_batch};
 use crate::mirror::{Item, Origin};
+use crate::names;
 use crate::registry::TRACE_KEPT;
 use crate::stage::Arrival;
 
@@ -93,7 +95,7 @@ impl Drop for Follower {
 impl Supervised for Follower {
     fn restarting(&mut self, _: &mut Self::Context) {
         self.abort();
-        metrics::counter!("groupcast_follow_restarts_total", "stream" => self.origin.as_str()).increment(1);
+        metrics::counter!(names::FOLLOW_RESTARTS, "stream" => self.origin.as_str()).increment(1);
     }
 }
 
@@ -217,6 +219,20 @@ impl Reader {
 
     /// Waits until it is taken: what comes meanwhile stays in the stream.
     async fn hand_on(&self, wholes: Vec<Whole<Read>>) -> Result<(), NoAnswer> {
+        // The trace of these changes begins here, and ends when they are in force everywhere.
+        let change = names::traced(wholes.iter().flat_map(|whole| &whole.ends).max().copied());
+        let stream = self.origin.as_str();
+        let trace = tracing::debug_span!(parent: None, "change", change, stream);
+        let arrival = self.arrival(wholes).instrument(tracing::debug_span!(parent: &trace, "read", change, stream)).await?;
+        metrics::counter!(names::FOLLOW_CHANGES, "stream" => stream).increment(arrival.ends.len() as u64);
+        metrics::gauge!(names::FOLLOW_SEQUENCE, "stream" => stream).set(arrival.through as f64);
+        let (arrived, begun) = (Arrived { origin: self.origin, arrival, trace }, Instant::now());
+        let taken = self.next.send(arrived).await;
+        metrics::histogram!(names::FOLLOW_HELD_SECONDS, "stream" => stream).record(begun.elapsed().as_secs_f64());
+        taken.map_err(|error| NoAnswer { stream: "compiler", reason: error.to_string() })
+    }
+
+    async fn arrival(&self, wholes: Vec<Whole<Read>>) -> Result<Arrival, NoAnswer> {
         let mut arrival = Arrival { read_ms: self.clock.elapsed().as_millis() as u64, ..Arrival::default() };
         for whole in wholes {
             // Terms are written by controllers and are no changes.
@@ -237,11 +253,8 @@ impl Reader {
             }
             arrival.items.extend(whole.contents.into_iter().map(|read| read.item));
         }
-        let stream = self.origin.as_str();
-        metrics::counter!("groupcast_follow_changes_total", "stream" => stream).increment(arrival.ends.len() as u64);
-        metrics::gauge!("groupcast_follow_sequence", "stream" => stream).set(arrival.through as f64);
-        let arrived = Arrived { origin: self.origin, arrival };
-        self.next.send(arrived).await.map_err(|error| NoAnswer { stream: "compiler", reason: error.to_string() })
+        tracing::debug!(change = arrival.ends.last(), items = arrival.items.len(), through = arrival.through, "read");
+        Ok(arrival)
     }
 
     /// The newest version of a document that can be read, for one whose last version cannot.

@@ -12,6 +12,7 @@ use super::{MAILBOX_MAX, Ping, RETRY_PAUSE};
 use crate::admit::admit;
 use crate::catalog::Catalog;
 use crate::document::{Document, Name};
+use crate::names;
 use crate::registry::{Elsewhere, Error, Registry};
 
 /// Controllers share the hosts' requests.
@@ -105,7 +106,7 @@ async fn answer(client: &Client, request: &BusMessage) -> Option<(String, Regist
     let answer = match register(client, &host, &request.payload).await {
         Ok(incarnations) => RegisterAnswer::Registered { incarnations },
         Err((retryable, reason)) => {
-            metrics::counter!("groupcast_registrations_refused_total").increment(1);
+            metrics::counter!(names::REGISTRATIONS_REFUSED).increment(1);
             tracing::warn!(%host, retryable, %reason, "a registration is refused");
             RegisterAnswer::Refused { retryable, reason }
         }

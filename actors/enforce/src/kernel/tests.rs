@@ -1,5 +1,3 @@
-use groupcast_policy::resolve::resolve;
-
 use super::*;
 use crate::ruleset::build;
 use crate::settings::{Settings, Stamp};
@@ -27,8 +25,7 @@ fn the_table_decides_as_the_policy_says() {
             let event = trial::event(&mut dice);
             stage.change(&[event]);
         }
-        let policy = resolve(&trial::host(), &stage);
-        let desired = build(&policy, &trial::attachments(), &settings(), Stamp::new(7).unwrap());
+        let desired = build(&trial::host(), &stage, &trial::attachments(), &settings(), Stamp::new(7).unwrap());
         assert_eq!(desired.refused, []);
         let mut kernel = ModelKernel::new(desired.to_table());
         for _ in 0..40 {

@@ -2,17 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use groupcast_policy::doc::Members;
+use groupcast_policy::doc::{Members, Rules};
 use groupcast_policy::ids::GroupId;
+use groupcast_policy::needs::Documents;
 use groupcast_policy::net::{AddressSet, Family, PortSet, Prefix, Span, SpanSet, Successor};
 use groupcast_policy::normal::Families;
 use groupcast_policy::packet::{ICMP, ICMPV6};
-use groupcast_policy::resolve::HostPolicy;
 use groupcast_policy::rule::{Action, Direction, Remote, Rule, Traffic};
+use groupcast_policy::topic::Topic;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::profiles::Used;
+use super::profiles::{Used, rules_of};
 use super::{Contents, Desired, DesiredSet};
+use crate::Name;
 use crate::expression::{FAMILY_V4, FAMILY_V6, Field, STATE_NEW, Statement, Test, Verdict};
 use crate::names::{self, View};
 use crate::settings::{LOG_SNAP_BYTES, Settings};
@@ -21,42 +23,56 @@ use crate::table::{self, Elements, SetKind};
 /// Up to this many ranges of addresses a rule is written out; a set has a price of its own.
 const INLINE_SPANS_MAX: usize = 4;
 
-pub fn write<'d>(desired: &mut Desired<'d>, policy: &HostPolicy<'d>, settings: &Settings, used: &Used) {
-    let mut writer = Writer { desired, policy, settings, named: BTreeMap::new() };
+/// What a group's rules make: chains, the sets named by their content, and whose members they look up, in which families.
+#[derive(Debug, Default)]
+pub struct Written {
+    pub chains: BTreeMap<Name, Vec<table::Rule>>,
+    pub sets: BTreeMap<Name, (SetKind, Elements)>,
+    /// Also those whose members are not known.
+    pub remotes: BTreeMap<GroupId, Families>,
+}
+
+pub fn write<'d>(desired: &mut Desired<'d>, documents: &'d impl Documents, settings: &Settings, used: &Used) {
+    let mut remotes: BTreeMap<GroupId, Families> = BTreeMap::new();
     for (view, group) in used {
-        writer.group(*view, group);
+        let Some(rules) = rules_of(documents, group) else { continue };
+        let written = group_chains(*view, group, rules, documents, settings);
+        written.chains.into_iter().for_each(|(name, rules)| desired.put_chain(name, rules));
+        written.sets.into_iter().for_each(|(name, (kind, elements))| desired.put_set(name, kind, elements));
+        for (remote, families) in written.remotes {
+            let named = remotes.entry(remote).or_default();
+            *named = named.union(families);
+        }
     }
-    let named = std::mem::take(&mut writer.named);
-    for (group, families) in named {
-        if let Some(members) = policy.remotes.get(&group).copied().flatten() {
-            member_sets(desired, &group, members, families);
+    for (group, families) in remotes {
+        let Some(members) = members_of(documents, &group) else { continue };
+        for family in families.iter() {
+            desired.sets.extend(member_sets(&group, members, family));
         }
     }
 }
 
-struct Writer<'w, 'd> {
-    desired: &'w mut Desired<'d>,
-    policy: &'w HostPolicy<'d>,
+/// A group's members; `None`: not synced, or none are known.
+pub fn members_of<'d>(documents: &'d impl Documents, group: &GroupId) -> Option<&'d Members> {
+    documents.document(&Topic::Members(group.clone()))?.members()
+}
+
+pub fn group_chains(view: View, group: &GroupId, rules: &Rules, documents: &impl Documents, settings: &Settings) -> Written {
+    let mut writer = Writer { written: Written::default(), documents, settings };
+    for rule in rules.rules.values() {
+        let lines = writer.rule(view, group, rule);
+        writer.written.chains.entry(names::group(view, rule.action, rule.direction, group)).or_default().extend(lines);
+    }
+    writer.written
+}
+
+struct Writer<'w, D> {
+    written: Written,
+    documents: &'w D,
     settings: &'w Settings,
-    /// Groups whose members rules look up, in these families.
-    named: BTreeMap<GroupId, Families>,
 }
 
-impl Writer<'_, '_> {
-    fn group(&mut self, view: View, group: &GroupId) {
-        let Some(resolved) = self.policy.groups.get(group) else { return };
-        for direction in [Direction::Egress, Direction::Ingress] {
-            for action in [Action::Deny, Action::Allow] {
-                let rules = resolved.rules(action, direction);
-                if rules.is_empty() {
-                    continue;
-                }
-                let lines = rules.iter().flat_map(|rule| self.rule(view, group, rule)).collect();
-                self.desired.put_chain(names::group(view, action, direction, group), lines);
-            }
-        }
-    }
-
+impl<'w, D: Documents> Writer<'w, D> {
     /// The lines that together say what the rule says.
     fn rule(&mut self, view: View, group: &GroupId, rule: &Rule) -> Vec<table::Rule> {
         let matches = self.matches(view, rule);
@@ -66,7 +82,7 @@ impl Writer<'_, '_> {
             let chain = names::refusal(view, direction, group, key);
             let mut log = log(self.settings, direction, &chain, format!("gc d {group}/{:016x} ", key.0));
             log.push(vec![Statement::Counter, Statement::goto(&names::deny(view, direction))]);
-            self.desired.put_chain(chain.clone(), log);
+            self.written.chains.insert(chain.clone(), log);
             return matches.into_iter().map(|line| with(line, [Statement::goto(&chain)])).collect();
         }
         let accept = match view {
@@ -91,16 +107,16 @@ impl Writer<'_, '_> {
     fn matches(&mut self, view: View, rule: &Rule) -> Vec<Vec<Statement>> {
         let is_icmp = matches!(rule.traffic, Traffic::Icmp { .. });
         let remote = match &rule.remote {
-            Remote::Group(group) => match self.policy.remotes.get(group).copied().flatten() {
-                Some(members) => {
-                    let families = self.named.entry(group.clone()).or_default();
-                    *families = families.union(rule.families());
-                    Tests::Members(group, members)
+            Remote::Group(group) => {
+                let families = self.written.remotes.entry(group.clone()).or_default();
+                *families = families.union(rule.families());
+                match members_of(self.documents, group) {
+                    Some(members) => Tests::Members(group, members),
+                    // Who is not known cannot be allowed, and may be whom a deny means.
+                    None if rule.action == Action::Allow => return Vec::new(),
+                    None => Tests::Any,
                 }
-                // Who is not known cannot be allowed, and may be whom a deny means.
-                None if rule.action == Action::Allow => return Vec::new(),
-                None => Tests::Any,
-            },
+            }
             Remote::Any => Tests::Any,
             Remote::Addresses(set) => Tests::Addresses(set),
         };
@@ -160,7 +176,7 @@ impl Writer<'_, '_> {
             spans => {
                 let bytes: Vec<u8> = spans.iter().flat_map(|s| [s.first(), s.last()]).flat_map(u16::to_be_bytes).collect();
                 let name = names::ports(xxh3_64(&bytes));
-                self.desired.put_set(name.clone(), SetKind::Ports, Elements::from(ports));
+                self.written.sets.insert(name.clone(), (SetKind::Ports, Elements::from(ports)));
                 Statement::in_set([field], &name)
             }
         }
@@ -208,7 +224,7 @@ impl Writer<'_, '_> {
         let bytes: Vec<u8> = ends.flat_map(u128::to_be_bytes).collect();
         let (seed, kind) = if family == Family::V4 { (4, SetKind::Spans4) } else { (6, SetKind::Spans6) };
         let name = names::addresses(family, xxh3_64_with_seed(&bytes, seed));
-        self.desired.put_set(name.clone(), kind, elements);
+        self.written.sets.insert(name.clone(), (kind, elements));
         vec![Statement::in_set([field], &name)]
     }
 }
@@ -253,15 +269,20 @@ pub fn member_spans(members: &Members, family: Family) -> Elements {
     }
 }
 
-fn member_sets<'d>(desired: &mut Desired<'d>, group: &GroupId, members: &'d Members, families: Families) {
-    for family in families.iter() {
-        let (kind, contents, spans) = match family {
-            Family::V4 => (SetKind::V4, Contents::V4(&members.v4), SetKind::Spans4),
-            Family::V6 => (SetKind::V6, Contents::V6(&members.v6), SetKind::Spans6),
-        };
-        desired.sets.insert(names::members(group, family), DesiredSet { kind, contents });
-        if has_spans(members, family) {
-            desired.put_set(names::member_spans(group, family), spans, member_spans(members, family));
-        }
-    }
+/// The sets of a group's members of one family.
+pub fn member_sets<'d>(
+    group: &GroupId,
+    members: &'d Members,
+    family: Family,
+) -> impl Iterator<Item = (Name, DesiredSet<'d>)> + use<'d> {
+    let (kind, contents, spans) = match family {
+        Family::V4 => (SetKind::V4, Contents::V4(&members.v4), SetKind::Spans4),
+        Family::V6 => (SetKind::V6, Contents::V6(&members.v6), SetKind::Spans6),
+    };
+    let hosts = (names::members(group, family), DesiredSet { kind, contents });
+    let ranges = has_spans(members, family).then(|| {
+        let contents = Contents::Owned(member_spans(members, family));
+        (names::member_spans(group, family), DesiredSet { kind: spans, contents })
+    });
+    [Some(hosts), ranges].into_iter().flatten()
 }

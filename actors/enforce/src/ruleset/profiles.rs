@@ -3,12 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use groupcast_policy::doc::{Phase, Placement};
+use groupcast_policy::doc::{Content, Phase, Placement, Rules};
 use groupcast_policy::ids::{AppId, GroupId, SpaceId, WorkloadId};
-use groupcast_policy::model::Tier;
-use groupcast_policy::resolve::{HostPolicy, Profile, WorkloadPolicy};
+use groupcast_policy::needs::Documents;
 use groupcast_policy::rule::{Action, Direction};
-use groupcast_policy::topic::Scope;
+use groupcast_policy::topic::{Scope, Topic};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Desired;
@@ -25,32 +24,33 @@ pub struct ProfileKey {
     pub space: Option<SpaceId>,
     pub app: Option<AppId>,
     pub groups: BTreeSet<GroupId>,
+}
+
+/// What the documents make of a profile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Stateless only if all its groups are.
     pub stateful: bool,
     /// Something of it is not synced: nothing is allowed.
     pub incomplete: bool,
 }
 
-impl ProfileKey {
-    pub fn of(workload: &WorkloadPolicy<'_>, profile: &Profile) -> Self {
-        let Placement { phase, space, app, groups, .. } = workload.placement;
-        Self {
-            phase: *phase,
-            space: space.clone(),
-            app: app.clone(),
-            groups: groups.clone(),
-            stateful: workload.stateful,
-            incomplete: profile.incomplete,
-        }
-    }
-
-    fn scopes(&self) -> impl Iterator<Item = (Tier, Scope)> + '_ {
-        let space = self.space.clone().map(|id| (Tier::Space, Scope::Space(id)));
-        let app = self.app.clone().map(|id| (Tier::App, Scope::App(id)));
-        [Some((Tier::Global, Scope::Global)), space, app].into_iter().flatten()
-    }
-
-    fn view(&self) -> View {
+impl Shape {
+    pub fn view(self) -> View {
         if self.stateful { View::Connection } else { View::Headers }
+    }
+}
+
+impl ProfileKey {
+    pub fn of(placement: &Placement) -> Self {
+        let Placement { phase, space, app, groups, .. } = placement;
+        Self { phase: *phase, space: space.clone(), app: app.clone(), groups: groups.clone() }
+    }
+
+    pub fn scopes(&self) -> impl Iterator<Item = Scope> + '_ {
+        let space = self.space.clone().map(Scope::Space);
+        let app = self.app.clone().map(Scope::App);
+        [Some(Scope::Global), space, app].into_iter().flatten()
     }
 }
 
@@ -73,88 +73,33 @@ pub struct Found {
     pub stateful: bool,
 }
 
-/// The numbers of profiles. They follow from what the profile is, so that they stay when others come and go.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Profiles {
-    numbers: BTreeMap<ProfileKey, u32>,
-    /// How many workloads have it.
-    users: BTreeMap<u32, usize>,
-}
-
-impl Profiles {
-    pub(super) fn of(placed: &BTreeMap<WorkloadId, Placed<'_>>) -> Self {
-        let keys: BTreeSet<&ProfileKey> = placed.values().map(|workload| &workload.key).collect();
-        let (mut numbers, mut taken) = (BTreeMap::new(), BTreeSet::new());
-        for key in keys {
-            let mut number = hash(key);
-            // Two that collide take the next free number, in the order of their keys.
-            while number < RESERVED || !taken.insert(number) {
-                number = (number + 1) & NUMBER_MASK;
-            }
-            numbers.insert(key.clone(), number);
-        }
-        let mut users = BTreeMap::new();
-        for number in placed.values().filter_map(|workload| numbers.get(&workload.key)) {
-            *users.entry(*number).or_insert(0) += 1;
-        }
-        Self { numbers, users }
-    }
-
-    pub fn number(&self, key: &ProfileKey) -> Option<u32> {
-        self.numbers.get(key).copied()
-    }
-
-    /// The profile of a workload placed like this, if another one has it already. Documents decide the rest of the key, and they are
-    /// the same for both.
-    pub fn find(&self, placement: &Placement) -> Option<Found> {
-        let key = |last: bool| ProfileKey {
-            phase: placement.phase,
-            space: placement.space.clone(),
-            app: placement.app.clone(),
-            groups: placement.groups.clone(),
-            stateful: last,
-            incomplete: last,
-        };
-        let (key, number) = self.numbers.range(key(false)..=key(true)).next()?;
-        Some(Found { number: *number, stateful: key.stateful })
-    }
-
-    pub(crate) fn join(&mut self, number: u32) {
-        *self.users.entry(number).or_insert(0) += 1;
-    }
-
-    pub(crate) fn leave(&mut self, number: u32) {
-        if let Some(users) = self.users.get_mut(&number) {
-            *users = users.saturating_sub(1);
-        }
-    }
-
-    pub fn users(&self, number: u32) -> usize {
-        self.users.get(&number).copied().unwrap_or_default()
-    }
-
-    pub fn len(&self) -> usize {
-        self.numbers.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.numbers.is_empty()
-    }
-}
-
 /// A number and a side share 32 bits.
 const NUMBER_MASK: u32 = u32::MAX >> 1;
 
-fn hash(key: &ProfileKey) -> u32 {
+/// The numbers of profiles. They follow from what the profile is, so that they stay when others come and go.
+pub fn numbers<'k>(keys: impl IntoIterator<Item = &'k ProfileKey>) -> BTreeMap<&'k ProfileKey, u32> {
+    let keys: BTreeSet<&ProfileKey> = keys.into_iter().collect();
+    let (mut numbers, mut taken) = (BTreeMap::new(), BTreeSet::new());
+    for key in keys {
+        let mut number = first_number(key);
+        // Two that collide take the next free number, in the order of their keys.
+        while number < RESERVED || !taken.insert(number) {
+            number = (number + 1) & NUMBER_MASK;
+        }
+        numbers.insert(key, number);
+    }
+    numbers
+}
+
+/// The number of a profile that collides with no other; `None` where it would not be its own.
+pub fn lone_number(key: &ProfileKey) -> Option<u32> {
+    Some(first_number(key)).filter(|number| *number >= RESERVED)
+}
+
+fn first_number(key: &ProfileKey) -> u32 {
     let optional = |id: Option<&str>| id.map_or(String::from("-"), |id| format!("={id}"));
-    let mut text = format!(
-        "{:?} {} {} {} {}",
-        key.phase,
-        optional(key.space.as_ref().map(SpaceId::as_str)),
-        optional(key.app.as_ref().map(AppId::as_str)),
-        key.stateful,
-        key.incomplete
-    );
+    let (space, app) = (optional(key.space.as_ref().map(SpaceId::as_str)), optional(key.app.as_ref().map(AppId::as_str)));
+    let mut text = format!("{:?} {space} {app}", key.phase);
     for group in &key.groups {
         text.push(' ');
         text.push_str(group.as_str());
@@ -162,47 +107,62 @@ fn hash(key: &ProfileKey) -> u32 {
     (xxh3_64(text.as_bytes()) as u32) & NUMBER_MASK
 }
 
+/// The groups bound to a scope for a phase; `None`: not synced.
+pub fn bound(documents: &impl Documents, scope: &Scope, phase: Phase) -> Option<BTreeSet<GroupId>> {
+    let document = documents.document(&Topic::Scope(scope.clone()))?;
+    let Some(Content::Scope(bound)) = document.content() else { return Some(BTreeSet::new()) };
+    Some(bound.iter().filter(|(_, phases)| phases.contains(phase)).map(|(group, _)| group.clone()).collect())
+}
+
+/// A group's rules; `None`: not synced, or no such group.
+pub fn rules_of<'d>(documents: &'d impl Documents, group: &GroupId) -> Option<&'d Rules> {
+    match documents.document(&Topic::Rules(group.clone()))?.content() {
+        Some(Content::Rules(rules)) => Some(rules),
+        _ => None,
+    }
+}
+
+/// The four chains that a group or scope can have.
+pub const CHAINS: [(Action, Direction); 4] = [
+    (Action::Deny, Direction::Egress),
+    (Action::Deny, Direction::Ingress),
+    (Action::Allow, Direction::Egress),
+    (Action::Allow, Direction::Ingress),
+];
+
+/// Which of its four chains a group has, in the order of [`CHAINS`].
+pub type Has = [bool; 4];
+
+pub fn has(rules: &Rules) -> Has {
+    CHAINS.map(|(action, direction)| rules.rules.values().any(|rule| (rule.action, rule.direction) == (action, direction)))
+}
+
 /// The groups that chains must be written for.
 pub type Used = BTreeSet<(View, GroupId)>;
 
-pub fn write(desired: &mut Desired<'_>, policy: &HostPolicy<'_>, placed: &BTreeMap<WorkloadId, Placed<'_>>) -> Used {
+pub fn write(desired: &mut Desired<'_>, documents: &impl Documents, placed: &BTreeMap<WorkloadId, Placed<'_>>) -> Used {
     let mut used = Used::new();
-    let mut scopes: BTreeMap<(View, Scope, Phase), BTreeSet<GroupId>> = BTreeMap::new();
-    let mut written: BTreeSet<&ProfileKey> = BTreeSet::new();
-    let mut verdicts: BTreeMap<Key, Data> = [
-        (OPEN_OUT, names::sided("half", Direction::Egress)),
-        (OPEN_IN, names::sided("half", Direction::Ingress)),
-        (PLAIN_ACCEPT, Name::from("open")),
-    ]
-    .map(|(number, chain)| (Key::Number(number), Data::Verdict(Verdict::Goto(chain))))
-    .into();
-    for (workload, one) in placed {
-        let key = &one.key;
-        let Some(tiers) = policy.profile_of(workload) else { continue };
-        let view = key.view();
-        for (tier, scope) in key.scopes() {
-            // The same app in two spaces has two lists, each without what its space already tries: the scope has both.
-            scopes.entry((view, scope, key.phase)).or_default().extend(tiers.tier(tier).iter().cloned());
+    let mut scopes: BTreeSet<(View, Scope, Phase)> = BTreeSet::new();
+    let mut verdicts: BTreeMap<Key, Data> = fixed_verdicts().into();
+    let profiles: BTreeMap<&ProfileKey, Shape> = placed.values().map(|one| (&one.key, one.shape)).collect();
+    for (key, number) in numbers(placed.values().map(|one| &one.key)) {
+        let shape = profiles[key];
+        let has = |group: &GroupId| rules_of(documents, group).map(has).unwrap_or_default();
+        for direction in SIDES {
+            verdicts.extend([profile_verdict(number, direction)]);
+            desired.put_chain(names::profile(number, direction), profile_rules(key, shape, direction, has));
         }
-        if written.insert(key) {
-            let number = desired.profiles.number(key).unwrap_or_default();
-            for direction in [Direction::Egress, Direction::Ingress] {
-                let chain = names::profile(number, direction);
-                let rules = profile_rules(policy, key, tiers.tier(Tier::Workload), direction);
-                verdicts.insert(Key::Number(number_of(number, direction)), Data::Verdict(Verdict::Goto(chain.clone())));
-                desired.put_chain(chain, rules);
-            }
-            if !key.incomplete {
-                used.extend(tiers.tier(Tier::Workload).iter().map(|group| (view, group.clone())));
-            }
+        if !shape.incomplete {
+            scopes.extend(key.scopes().map(|scope| (shape.view(), scope, key.phase)));
+            used.extend(key.groups.iter().map(|group| (shape.view(), group.clone())));
         }
     }
-    for ((view, scope, phase), groups) in scopes {
-        for direction in [Direction::Egress, Direction::Ingress] {
-            for action in [Action::Deny, Action::Allow] {
-                let rules = jumps(policy, view, action, direction, groups.iter());
-                desired.put_chain(names::scope(view, action, direction, &scope, phase), rules);
-            }
+    for (view, scope, phase) in scopes {
+        let groups = bound(documents, &scope, phase).unwrap_or_default();
+        for (index, (action, direction)) in CHAINS.into_iter().enumerate() {
+            let has = |group: &&GroupId| rules_of(documents, group).is_some_and(|rules| has(rules)[index]);
+            let rules = jumps(view, action, direction, groups.iter().filter(has));
+            desired.put_chain(names::scope(view, action, direction, &scope, phase), rules);
         }
         used.extend(groups.into_iter().map(|group| (view, group)));
     }
@@ -210,31 +170,43 @@ pub fn write(desired: &mut Desired<'_>, policy: &HostPolicy<'_>, placed: &BTreeM
     used
 }
 
-fn profile_rules(policy: &HostPolicy<'_>, key: &ProfileKey, own: &[GroupId], direction: Direction) -> Vec<Rule> {
-    let view = key.view();
+fn fixed_verdicts() -> [(Key, Data); 3] {
+    [
+        (OPEN_OUT, names::sided("half", Direction::Egress)),
+        (OPEN_IN, names::sided("half", Direction::Ingress)),
+        (PLAIN_ACCEPT, Name::from("open")),
+    ]
+    .map(|(number, chain)| (Key::Number(number), Data::Verdict(Verdict::Goto(chain))))
+}
+
+/// What leads to a profile's chain.
+pub fn profile_verdict(number: u32, direction: Direction) -> (Key, Data) {
+    let chain = names::profile(number, direction);
+    (Key::Number(number_of(number, direction)), Data::Verdict(Verdict::Goto(chain)))
+}
+
+pub fn profile_rules(key: &ProfileKey, shape: Shape, direction: Direction, has: impl Fn(&GroupId) -> Has) -> Vec<Rule> {
+    let view = shape.view();
     let end = vec![Statement::goto(&names::end(view, direction))];
-    if key.incomplete {
+    if shape.incomplete {
         return vec![end];
     }
     let mut rules = Vec::new();
-    for action in [Action::Deny, Action::Allow] {
-        for (_, scope) in key.scopes() {
+    for (index, (action, _)) in CHAINS.into_iter().enumerate().filter(|(_, (_, of))| *of == direction) {
+        for scope in key.scopes() {
             rules.push(vec![Statement::jump(&names::scope(view, action, direction, &scope, key.phase))]);
         }
-        rules.extend(jumps(policy, view, action, direction, own.iter()));
+        rules.extend(jumps(view, action, direction, key.groups.iter().filter(|group| has(group)[index])));
     }
     rules.push(end);
     rules
 }
 
-/// Jumps to those of the groups that have something to say.
-fn jumps<'g>(
-    policy: &HostPolicy<'_>,
-    view: View,
-    action: Action,
-    direction: Direction,
-    groups: impl Iterator<Item = &'g GroupId>,
-) -> Vec<Rule> {
-    let has_rules = |group: &&GroupId| policy.groups.get(*group).is_some_and(|rules| !rules.rules(action, direction).is_empty());
-    groups.filter(has_rules).map(|group| vec![Statement::jump(&names::group(view, action, direction, group))]).collect()
+/// Jumps to the chains of groups, in the order of those chains' names: so the place of one is found by its name alone.
+pub fn jumps<'g>(view: View, action: Action, direction: Direction, groups: impl Iterator<Item = &'g GroupId>) -> Vec<Rule> {
+    let mut chains: Vec<Name> = groups.map(|group| names::group(view, action, direction, group)).collect();
+    chains.sort_unstable();
+    chains.iter().map(|chain| vec![Statement::jump(chain)]).collect()
 }
+
+pub const SIDES: [Direction; 2] = [Direction::Egress, Direction::Ingress];

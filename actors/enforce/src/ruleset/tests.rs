@@ -1,5 +1,3 @@
-use groupcast_policy::resolve::resolve;
-
 use super::*;
 use crate::settings::Mode;
 use crate::text::{Script, tests::nft_accepts};
@@ -18,10 +16,9 @@ fn nft_accepts_random_rulesets() {
             let event = trial::event(&mut dice);
             stage.change(&[event]);
         }
-        let policy = resolve(&trial::host(), &stage);
         let mode = *dice.pick(&[Mode::Enforce, Mode::Enforce, Mode::Audit, Mode::Bypass, Mode::Lockdown]);
         let settings = Settings { mode, adopting: dice.percent(20), ..settings() };
-        let table = build(&policy, &trial::attachments(), &settings, Stamp::new(7).unwrap()).to_table();
+        let table = build(&trial::host(), &stage, &trial::attachments(), &settings, Stamp::new(7).unwrap()).to_table();
         assert_eq!(is_adopting(&table), settings.adopting);
         let script = Script { name: "gc", table: &table }.to_string();
         if let Some(accepted) = nft_accepts(&script) {

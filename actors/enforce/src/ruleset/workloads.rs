@@ -10,8 +10,8 @@ use groupcast_policy::resolve::HostPolicy;
 use groupcast_policy::rule::Direction;
 use ipnet::IpNet;
 
-use super::profiles::{Found, OPEN_IN, OPEN_OUT, PLAIN_ACCEPT, ProfileKey, number_of};
-use super::{Desired, Record};
+use super::Desired;
+use super::profiles::{Found, OPEN_IN, OPEN_OUT, PLAIN_ACCEPT, ProfileKey, Shape, number_of, numbers};
 use crate::Name;
 use crate::interface::Interface;
 use crate::names::{self, Keyed};
@@ -60,6 +60,7 @@ pub struct Placed<'p> {
     /// Where its packets may come from; of one attached by address, only those it is attached by.
     pub addresses: BTreeSet<Prefix>,
     pub key: ProfileKey,
+    pub shape: Shape,
 }
 
 /// One element: its set, the kind of that, key and data.
@@ -76,36 +77,53 @@ pub struct Keys {
 }
 
 /// Whom an interface or address belongs to. Earlier ids win: some order must decide, and this one does not change with time.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Owners {
     interfaces: BTreeMap<Interface, WorkloadId>,
     addresses: BTreeMap<Prefix, WorkloadId>,
 }
 
 impl Owners {
-    fn admit(&mut self, workload: &WorkloadId, attachment: &Attachment, addresses: &BTreeSet<Prefix>) -> Result<(), Refusal> {
-        let workload = || workload.clone();
+    /// Why a workload cannot be attached like this, if it cannot.
+    pub fn objection(
+        &self,
+        placement: &Placement,
+        attachment: &Attachment,
+        addresses: &BTreeSet<Prefix>,
+        settings: &Settings,
+    ) -> Option<Refusal> {
+        let workload = || placement.workload.clone();
+        let interface = attachment.interface();
+        if *attachment != Attachment::Host && !settings.claims.iter().any(|claim| claim.covers(&interface)) {
+            return Some(Refusal::Unclaimed { workload: workload(), interface });
+        }
+        if matches!(attachment, Attachment::Addresses { .. }) && addresses.is_empty() {
+            return Some(Refusal::NoAddress { workload: workload() });
+        }
         if let Attachment::Interface(_) | Attachment::Host = attachment
-            && let Some(other) = self.interfaces.get(&attachment.interface()).cloned()
+            && let Some(other) = self.interfaces.get(&interface).cloned()
         {
-            return Err(match attachment {
+            return Some(match attachment {
                 Attachment::Host => Refusal::SameHost { workload: workload(), other },
-                _ => Refusal::SameInterface { workload: workload(), interface: attachment.interface(), other },
+                _ => Refusal::SameInterface { workload: workload(), interface, other },
             });
         }
-        // The machine's own addresses are not told from anybody's by the kernel's tables, only by its hooks.
-        if *attachment != Attachment::Host {
-            for address in addresses {
-                if let Some(other) = self.addresses.get(address).cloned() {
-                    return Err(Refusal::SameAddress { workload: workload(), address: *address, other });
-                }
-            }
-            self.addresses.extend(addresses.iter().map(|address| (*address, workload())));
-        }
+        let owned = addresses.iter().find_map(|address| Some((*address, self.addresses.get(address)?.clone())));
+        owned.map(|(address, other)| Refusal::SameAddress { workload: workload(), address, other })
+    }
+
+    pub fn admit(&mut self, workload: &WorkloadId, attachment: &Attachment, addresses: &BTreeSet<Prefix>) {
+        self.addresses.extend(addresses.iter().map(|address| (*address, workload.clone())));
         if let Attachment::Interface(_) | Attachment::Host = attachment {
-            self.interfaces.insert(attachment.interface(), workload());
+            self.interfaces.insert(attachment.interface(), workload.clone());
         }
-        Ok(())
+    }
+
+    pub fn release(&mut self, attachment: &Attachment, addresses: &BTreeSet<Prefix>) {
+        addresses.iter().for_each(|address| _ = self.addresses.remove(address));
+        if let Attachment::Interface(_) | Attachment::Host = attachment {
+            self.interfaces.remove(&attachment.interface());
+        }
     }
 }
 
@@ -118,29 +136,22 @@ pub fn place<'p>(
     let mut owners = Owners::default();
     for (workload, resolved) in &policy.workloads {
         let Some(attached) = attachments.get(workload) else { continue };
-        let attachment = &attached.attachment;
-        let interface = attachment.interface();
-        if *attachment != Attachment::Host && !settings.claims.iter().any(|claim| claim.covers(&interface)) {
-            refused.push(Refusal::Unclaimed { workload: workload.clone(), interface });
-            continue;
-        }
-        let addresses = own_addresses(resolved.placement, attachment);
-        if matches!(attachment, Attachment::Addresses { .. }) && addresses.is_empty() {
-            refused.push(Refusal::NoAddress { workload: workload.clone() });
-            continue;
-        }
-        if let Err(refusal) = owners.admit(workload, attachment, &addresses) {
+        let addresses = own_addresses(resolved.placement, &attached.attachment);
+        if let Some(refusal) = owners.objection(resolved.placement, &attached.attachment, &addresses, settings) {
             refused.push(refusal);
             continue;
         }
-        let key = ProfileKey::of(resolved, &policy.profiles[resolved.profile]);
-        let one = Placed { attached, enforced: resolved.placement.enforced, addresses, key };
+        owners.admit(workload, &attached.attachment, &addresses);
+        let key = ProfileKey::of(resolved.placement);
+        let shape = Shape { stateful: resolved.stateful, incomplete: policy.profiles[resolved.profile].incomplete };
+        let one = Placed { attached, enforced: resolved.placement.enforced, addresses, key, shape };
         placed.insert(workload.clone(), one);
     }
     (placed, refused)
 }
 
-fn own_addresses(placement: &Placement, attachment: &Attachment) -> BTreeSet<Prefix> {
+/// Of the machine itself: none. Its own addresses are not told from anybody's by the kernel's tables, only by its hooks.
+pub fn own_addresses(placement: &Placement, attachment: &Attachment) -> BTreeSet<Prefix> {
     match attachment {
         Attachment::Interface(_) => placement.addresses.clone(),
         Attachment::Addresses { addresses, .. } => {
@@ -151,18 +162,8 @@ fn own_addresses(placement: &Placement, attachment: &Attachment) -> BTreeSet<Pre
     }
 }
 
-/// The elements of a workload whose profile is known, and its addresses. `None` where ranges or refusals are to be thought of.
-pub fn elements_for(placement: &Placement, attached: &Attached, profile: &Found) -> Option<(Vec<Element>, BTreeSet<Prefix>)> {
-    let addresses = own_addresses(placement, &attached.attachment);
-    let by_address = matches!(attached.attachment, Attachment::Addresses { .. });
-    if (by_address && addresses.is_empty()) || !addresses.iter().all(Prefix::is_host) {
-        return None;
-    }
-    Some((elements_of(attached, placement.enforced, &addresses, profile), addresses))
-}
-
 /// The elements of one workload. Ranges are not among them, because those of one interface are merged.
-fn elements_of(attached: &Attached, enforced: Enforced, addresses: &BTreeSet<Prefix>, profile: &Found) -> Vec<Element> {
+pub fn elements_of(attached: &Attached, enforced: Enforced, addresses: &BTreeSet<Prefix>, profile: &Found) -> Vec<Element> {
     let of = |enforced: bool, direction, open: u32| match (enforced, profile.stateful) {
         (true, _) => number_of(profile.number, direction),
         (false, true) => open,
@@ -222,7 +223,7 @@ fn elements_of(attached: &Attached, enforced: Enforced, addresses: &BTreeSet<Pre
 }
 
 /// The forms that attachments have, whether their workloads are registered or not: rules stay when those come and go.
-fn keys_of(attachments: &Attachments) -> Keys {
+pub fn keys_of(attachments: &Attachments) -> Keys {
     let mut keys = Keys::default();
     for attached in attachments.values() {
         match &attached.attachment {
@@ -250,27 +251,19 @@ pub fn write(desired: &mut Desired<'_>, attachments: &Attachments, placed: &BTre
     sets.insert(names::source4(), (SetKind::InterfaceV4, BTreeMap::new()));
     sets.insert(names::source6(), (SetKind::InterfaceV6, BTreeMap::new()));
 
-    let (mut spans4, mut spans6) = (BTreeMap::<Interface, Vec<_>>::new(), BTreeMap::<Interface, Vec<_>>::new());
-    for (id, workload) in placed {
-        let interface = workload.attached.attachment.interface();
-        for prefix in workload.addresses.iter().filter(|prefix| !prefix.is_host()) {
-            match prefix.net() {
-                IpNet::V4(net) => {
-                    spans4.entry(interface).or_default().extend(Span::new(net.network().to_bits(), net.broadcast().to_bits()));
-                }
-                IpNet::V6(net) => {
-                    spans6.entry(interface).or_default().extend(Span::new(net.network().to_bits(), net.broadcast().to_bits()));
-                }
-            }
+    let numbers = numbers(placed.values().map(|workload| &workload.key));
+    for workload in placed.values() {
+        let number = numbers.get(&workload.key).copied().unwrap_or_default();
+        let profile = Found { number, stateful: workload.shape.stateful };
+        for (set, kind, key, data) in elements_of(workload.attached, workload.enforced, &workload.addresses, &profile) {
+            sets.entry(set).or_insert_with(|| (kind, BTreeMap::new())).1.insert(key, data);
         }
-        let number = desired.profiles.number(&workload.key).unwrap_or_default();
-        let profile = Found { number, stateful: workload.key.stateful };
-        let elements = elements_of(workload.attached, workload.enforced, &workload.addresses, &profile);
-        for (set, kind, key, data) in &elements {
-            sets.entry(set.clone()).or_insert_with(|| (*kind, BTreeMap::new())).1.insert(key.clone(), data.clone());
-        }
-        desired.records.insert(id.clone(), Record { profile: number, elements, addresses: workload.addresses.clone() });
     }
+    let ranges = placed.values().flat_map(|workload| {
+        let interface = workload.attached.attachment.interface();
+        workload.addresses.iter().map(move |prefix| (interface, *prefix))
+    });
+    let (spans4, spans6) = source_spans(ranges);
     (keys.span4, keys.span6) = (!spans4.is_empty(), !spans6.is_empty());
     // Every map that a rule looks into exists, also when only some of its kind are filled.
     for (present, family) in [(keys.v4, Family::V4), (keys.v6, Family::V6)] {
@@ -289,21 +282,37 @@ pub fn write(desired: &mut Desired<'_>, attachments: &Attachments, placed: &BTre
         }
     }
     if keys.span4 {
-        let merged = spans4.into_iter().flat_map(|(interface, spans)| {
-            let merged: SpanSet<u32> = spans.into_iter().collect();
-            merged.spans().iter().map(|span| (Key::InterfaceSpan4(interface, *span), Data::Nothing)).collect::<Vec<_>>()
-        });
-        sets.insert(names::source_span4(), (SetKind::InterfaceSpan4, merged.collect()));
+        sets.insert(names::source_span4(), (SetKind::InterfaceSpan4, spans4));
     }
     if keys.span6 {
-        let merged = spans6.into_iter().flat_map(|(interface, spans)| {
-            let merged: SpanSet<u128> = spans.into_iter().collect();
-            merged.spans().iter().map(|span| (Key::InterfaceSpan6(interface, *span), Data::Nothing)).collect::<Vec<_>>()
-        });
-        sets.insert(names::source_span6(), (SetKind::InterfaceSpan6, merged.collect()));
+        sets.insert(names::source_span6(), (SetKind::InterfaceSpan6, spans6));
     }
     for (name, (kind, elements)) in sets {
         desired.put_set(name, kind, Elements::Keyed(elements));
     }
     keys
+}
+
+/// The ranges that interfaces may send from, of each family. Those of one interface are merged: the kernel refuses overlaps.
+pub fn source_spans(sources: impl IntoIterator<Item = (Interface, Prefix)>) -> (BTreeMap<Key, Data>, BTreeMap<Key, Data>) {
+    let (mut spans4, mut spans6) = (BTreeMap::<Interface, Vec<_>>::new(), BTreeMap::<Interface, Vec<_>>::new());
+    for (interface, prefix) in sources.into_iter().filter(|(_, prefix)| !prefix.is_host()) {
+        match prefix.net() {
+            IpNet::V4(net) => {
+                spans4.entry(interface).or_default().extend(Span::new(net.network().to_bits(), net.broadcast().to_bits()));
+            }
+            IpNet::V6(net) => {
+                spans6.entry(interface).or_default().extend(Span::new(net.network().to_bits(), net.broadcast().to_bits()));
+            }
+        }
+    }
+    let merged4 = spans4.into_iter().flat_map(|(interface, spans)| {
+        let merged: SpanSet<u32> = spans.into_iter().collect();
+        merged.spans().iter().map(|span| (Key::InterfaceSpan4(interface, *span), Data::Nothing)).collect::<Vec<_>>()
+    });
+    let merged6 = spans6.into_iter().flat_map(|(interface, spans)| {
+        let merged: SpanSet<u128> = spans.into_iter().collect();
+        merged.spans().iter().map(|span| (Key::InterfaceSpan6(interface, *span), Data::Nothing)).collect::<Vec<_>>()
+    });
+    (merged4.collect(), merged6.collect())
 }

@@ -98,12 +98,27 @@ fn load_of(field: Field) -> Load {
     }
 }
 
-fn bytes_of(field: Field, number: u128) -> Vec<u8> {
-    let mut bytes = number.to_be_bytes()[16 - field.width()..].to_vec();
-    if field.is_native() && cfg!(target_endian = "little") {
-        bytes.reverse();
+/// A field's bytes, as the kernel keeps them: many are made for each rule, so none is on the heap.
+struct Bytes {
+    bytes: [u8; 16],
+    length: usize,
+}
+
+impl std::ops::Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.length]
     }
-    bytes
+}
+
+fn bytes_of(field: Field, number: u128) -> Bytes {
+    let length = field.width();
+    let mut bytes = (number << (8 * (16 - length))).to_be_bytes();
+    if field.is_native() && cfg!(target_endian = "little") {
+        bytes[..length].reverse();
+    }
+    Bytes { bytes, length }
 }
 
 fn number_of(field: Field, bytes: &[u8]) -> Option<u128> {
@@ -114,10 +129,10 @@ fn number_of(field: Field, bytes: &[u8]) -> Option<u128> {
     Some(bytes.iter().fold(0, |number, byte| number << 8 | u128::from(*byte)))
 }
 
-fn value_bytes(field: Field, value: &Value) -> Vec<u8> {
+fn value_bytes(field: Field, value: &Value) -> Bytes {
     match value {
         Value::Number(number) => bytes_of(field, *number),
-        Value::Interface(interface) => interface.bytes().to_vec(),
+        Value::Interface(interface) => Bytes { bytes: *interface.bytes(), length: interface.bytes().len() },
     }
 }
 
@@ -218,7 +233,36 @@ fn write_lookup(writer: &mut Writer, set: &str, register: Option<u32>, flags: u3
 }
 
 pub fn write_rule(writer: &mut Writer, rule: &[Statement]) {
-    rule.iter().for_each(|statement| write_statement(writer, statement));
+    let mut mark_loaded = false;
+    for statement in rule {
+        match statement {
+            // Each expression costs the kernel a microsecond to take in, and this rule is replaced with every new stamp.
+            Statement::SetMark { keep, set } if mark_loaded => write_mark(writer, *keep, *set),
+            statement => write_statement(writer, statement),
+        }
+        mark_loaded = leaves_mark_loaded(statement);
+    }
+}
+
+/// Whether the connection's mark is in the first register after this, as it is.
+fn leaves_mark_loaded(statement: &Statement) -> bool {
+    let Statement::Match { fields, test: Test::Masked { mask, .. } | Test::MaskedNot { mask, .. } } = statement else {
+        return false;
+    };
+    fields[..] == [Field::CtMark] && leading_bytes(Field::CtMark, *mask).is_some()
+}
+
+/// How many whole bytes at the beginning of a field a mask covers, if that is all it covers: they are compared without masking.
+fn leading_bytes(field: Field, mask: u32) -> Option<usize> {
+    let bytes = bytes_of(field, mask.into());
+    let covered = bytes.iter().take_while(|byte| **byte == 0xff).count();
+    (covered > 0 && bytes[covered..].iter().all(|byte| *byte == 0)).then_some(covered)
+}
+
+fn write_mark(writer: &mut Writer, keep: u32, set: u32) {
+    let mark = Field::CtMark;
+    write_bitwise(writer, &bytes_of(mark, keep.into()), &bytes_of(mark, set.into()));
+    expression(writer, "ct", |e| _ = e.u32(2, CT_MARK).u32(4, REGISTER_1));
 }
 
 fn write_statement(writer: &mut Writer, statement: &Statement) {
@@ -236,8 +280,14 @@ fn write_statement(writer: &mut Writer, statement: &Statement) {
                 }),
                 Test::Masked { mask, is: number } | Test::MaskedNot { mask, is_not: number } => {
                     let op = if matches!(test, Test::Masked { .. }) { OP_EQUAL } else { OP_UNEQUAL };
-                    write_bitwise(writer, &bytes_of(field, (*mask).into()), &bytes_of(field, 0));
-                    write_compare(writer, op, &bytes_of(field, (*number).into()));
+                    let number = bytes_of(field, (*number).into());
+                    match leading_bytes(field, *mask) {
+                        Some(covered) => write_compare(writer, op, &number[..covered]),
+                        None => {
+                            write_bitwise(writer, &bytes_of(field, (*mask).into()), &bytes_of(field, 0));
+                            write_compare(writer, op, &number);
+                        }
+                    }
                 }
                 Test::In(set) => write_lookup(writer, set, None, 0),
                 Test::NotIn(set) => write_lookup(writer, set, None, LOOKUP_INVERTED),
@@ -256,10 +306,8 @@ fn write_statement(writer: &mut Writer, statement: &Statement) {
             write_lookup(writer, verdicts, Some(REGISTER_VERDICT), 0);
         }
         Statement::SetMark { keep, set } => {
-            let mark = Field::CtMark;
-            write_load(writer, mark, REGISTER_1);
-            write_bitwise(writer, &bytes_of(mark, (*keep).into()), &bytes_of(mark, (*set).into()));
-            expression(writer, "ct", |e| _ = e.u32(2, CT_MARK).u32(4, REGISTER_1));
+            write_load(writer, Field::CtMark, REGISTER_1);
+            write_mark(writer, *keep, *set);
         }
         Statement::Limit { seen, interface, number, per_second, burst } => {
             write_load(writer, *interface, REGISTER_1);
@@ -319,6 +367,14 @@ pub fn read_rule(expressions: Attributes<'_>) -> Option<Rule> {
     pending.loads.is_empty().then_some(rule)
 }
 
+fn masked(op: u32, mask: u32, number: u32) -> Option<Test> {
+    match op {
+        OP_EQUAL => Some(Test::Masked { mask, is: number }),
+        OP_UNEQUAL => Some(Test::MaskedNot { mask, is_not: number }),
+        _ => None,
+    }
+}
+
 /// The outer `None`: not understood; the inner: the statement goes on.
 fn read_expression<'b>(name: &str, e: Attributes<'b>, pending: &mut Pending<'b>) -> Option<Option<Statement>> {
     let value = |kind: u16| e.nested(kind).find(DATA_VALUE);
@@ -347,18 +403,18 @@ fn read_expression<'b>(name: &str, e: Attributes<'b>, pending: &mut Pending<'b>)
             let fields = fields_of(pending)?;
             let field = *fields.first()?;
             let (op, bytes) = (e.u32(2)?, value(3)?);
+            let narrow = |bytes: &[u8]| number_of(field, bytes).and_then(|n| u32::try_from(n).ok());
+            let leading = |fill: u8| [vec![fill; bytes.len()], vec![0; field.width().saturating_sub(bytes.len())]].concat();
             let test = match (pending.bitwise, op) {
+                // Fewer bytes than the field has: its beginning.
+                (None, op) if bytes.len() < field.width() => {
+                    let mut number = leading(0);
+                    number[..bytes.len()].copy_from_slice(bytes);
+                    masked(op, narrow(&leading(0xff))?, narrow(&number)?)?
+                }
                 (None, OP_EQUAL) => Test::Is(value_of(field, bytes)?),
                 (None, OP_UNEQUAL) => Test::IsNot(value_of(field, bytes)?),
-                (Some((mask, _)), op) => {
-                    let narrow = |bytes: &[u8]| number_of(field, bytes).and_then(|n| u32::try_from(n).ok());
-                    let (mask, number) = (narrow(mask)?, narrow(bytes)?);
-                    match op {
-                        OP_EQUAL => Test::Masked { mask, is: number },
-                        OP_UNEQUAL => Test::MaskedNot { mask, is_not: number },
-                        _ => return None,
-                    }
-                }
+                (Some((mask, _)), op) => masked(op, narrow(mask)?, narrow(bytes)?)?,
                 _ => return None,
             };
             return Some(Some(Statement::Match { fields, test }));

@@ -135,7 +135,7 @@ fn try_out(transport: &mut Transport, table: &str, features: Vec<Feature>) -> Re
     of.push(None);
     let encoder = Encoder { table, flags: 0, known: false };
     let encoded = encoder.encode(&Transaction { anew: false, ops }, &mut Handles::new());
-    let complaints = transport.commit(encoded.batch)?;
+    let complaints = transport.commit(encoded.batch)?.complaints;
     let mut missing: Vec<Missing> = Vec::new();
     for Complaint { message, errno, words } in complaints {
         let op = message.and_then(|message| encoded.origin.get(message).copied());
@@ -162,7 +162,7 @@ fn owned(transport: &mut Transport, table: &str) -> Result<Option<Missing>, Kern
     part.add(&nowhere, MsgType::Del);
     let mut batch = Batch::default();
     batch.splice(part);
-    let complaints = transport.commit(batch)?;
+    let complaints = transport.commit(batch)?.complaints;
     let refused = complaints.iter().find(|complaint| complaint.message == Some(0));
     let words = |complaint: &Complaint| std::io::Error::from_raw_os_error(complaint.errno).to_string();
     Ok(refused.map(|complaint| Missing { feature: OWNED, needed: false, words: words(complaint) }))

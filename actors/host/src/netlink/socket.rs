@@ -22,6 +22,8 @@ pub const APPEND: u16 = 0x800;
 pub const DUMP: u16 = 0x300;
 /// Every message about netfilter begins with a family and three bytes more.
 pub const NETFILTER_HEAD_BYTES: usize = 4;
+/// The kernel says what it made of the message.
+pub const ECHO: u16 = 8;
 
 const KIND_ERROR: u16 = 2;
 const KIND_DONE: u16 = 3;
@@ -32,6 +34,8 @@ const ATTRIBUTE_WORDS: u16 = 1;
 /// For errors of a whole transaction and for dumps; the kernel never sends a larger datagram than this.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 const RECEIVE_QUEUE_BYTES: usize = 8 << 20;
+/// What a member's leaving and the new stamp need: room for it is made at once.
+const SMALL_BATCH_BYTES: usize = 2 << 10;
 /// What a datagram needs beyond its own bytes.
 const SEND_MARGIN_BYTES: usize = 64 << 10;
 /// A dump that was disturbed by somebody's commit is taken again; neighbours commit all the time, but not for ever.
@@ -46,6 +50,14 @@ pub struct Complaint {
     pub words: Option<String>,
 }
 
+/// What the kernel says to a transaction; without complaints it is committed.
+#[derive(Debug, Default)]
+pub struct Reply {
+    pub complaints: Vec<Complaint>,
+    /// The handles of rules that were to be echoed, in the order they were added.
+    pub handles: Vec<u64>,
+}
+
 /// The messages of one transaction.
 #[derive(Debug)]
 pub struct Batch {
@@ -56,7 +68,7 @@ pub struct Batch {
 
 impl Default for Batch {
     fn default() -> Self {
-        let mut batch = Batch { writer: Writer::default(), sequence: 0, messages: 0 };
+        let mut batch = Batch { writer: Writer::with_room(SMALL_BATCH_BYTES), sequence: 0, messages: 0 };
         batch.message_of(BATCH_BEGIN, REQUEST, 0, SUBSYSTEM_NUMBER, |_| {});
         batch
     }
@@ -202,18 +214,22 @@ impl Transport {
         self.socket.recv(&mut room, flags.bits()).map(|_| ())
     }
 
-    /// What the kernel said against the batch; nothing: it is committed.
-    pub fn commit(&mut self, mut batch: Batch) -> io::Result<Vec<Complaint>> {
+    pub fn commit(&mut self, mut batch: Batch) -> io::Result<Reply> {
         if batch.writer.overflow {
             return Err(io::Error::other("an attribute is longer than netlink can carry: this is a bug, report it"));
         }
         batch.message_of(BATCH_END, REQUEST, 0, SUBSYSTEM_NUMBER, |_| {});
         self.send(&batch.writer.bytes)?;
-        let mut complaints = Vec::new();
+        let mut reply = Reply::default();
         loop {
             match self.receive(MsgFlags::MSG_DONTWAIT) {
-                Ok(()) => complaints.extend(Messages(&self.buffer).filter_map(|message| complaint(&message))),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(complaints),
+                Ok(()) => {
+                    for message in Messages(&self.buffer) {
+                        reply.complaints.extend(complaint(&message));
+                        reply.handles.extend(echoed(&message));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(reply),
                 Err(error) => return Err(error),
             }
         }
@@ -259,6 +275,13 @@ fn errno(message: &super::wire::Message<'_>) -> Option<i32> {
 }
 
 use bytes::BufMut;
+
+/// The handle of a rule that the kernel tells of.
+fn echoed(message: &super::wire::Message<'_>) -> Option<u64> {
+    const NEW_RULE: u16 = SUBSYSTEM | 6;
+    const HANDLE: u16 = 3;
+    (message.kind == NEW_RULE).then(|| Attributes(message.body.get(4..).unwrap_or_default()).u64(HANDLE)).flatten()
+}
 
 /// An error message: a code, the header of what it is about, and with extended acknowledgements the kernel's words.
 fn complaint(message: &super::wire::Message<'_>) -> Option<Complaint> {

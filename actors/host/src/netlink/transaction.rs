@@ -1,6 +1,6 @@
 //! A transaction as netlink messages. Tables and chains are written by rustables, everything else here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use groupcast_enforce::Name;
 use groupcast_enforce::delta::{Op, Transaction};
@@ -9,7 +9,7 @@ use rustables::{ChainPolicy, ChainType, HookClass, MsgType, ProtocolFamily};
 
 use super::expressions::write_rule;
 use super::sets::{to_wire, write_definition};
-use super::socket::{APPEND, Batch, CREATE};
+use super::socket::{APPEND, Batch, CREATE, ECHO};
 use super::wire::ATTRIBUTE_BYTES_MAX;
 
 const NEW_RULE: u8 = 6;
@@ -29,36 +29,47 @@ pub enum Handle {
     New(u32),
 }
 
-/// The handles of the rules of chains, in order. A chain is known here from when it was asked for until rules are added to it.
+/// The handles of the rules of chains, in order. A chain is known here from when it was first asked for: of rules that are added then,
+/// the kernel echoes the handles.
 pub type Handles = BTreeMap<Name, Vec<Handle>>;
 
-/// Chains whose rules' handles a transaction needs: those it did not add itself and in which it deletes a rule or adds one anywhere.
-pub fn needs_handles(transaction: &Transaction) -> impl Iterator<Item = &Name> {
-    let added: std::collections::BTreeSet<&Name> = transaction
-        .ops
-        .iter()
-        .filter_map(|op| match op {
-            // Nothing is left in it whose handle could matter.
-            Op::AddChain { chain, .. } | Op::FlushChain { chain } => Some(chain),
-            _ => None,
-        })
-        .collect();
-    let anew = transaction.anew;
-    let touched: std::collections::BTreeSet<&Name> = transaction
-        .ops
-        .iter()
-        .filter_map(|op| match op {
-            Op::AddRule { chain, .. } | Op::DeleteRule { chain, .. } => Some(chain),
-            _ => None,
-        })
-        .collect();
-    touched.into_iter().filter(move |chain| !anew && !added.contains(chain))
+/// Puts the kernel's handles of echoed rules in their places, and forgets chains with rules whose handles it did not tell.
+pub fn settle(handles: &mut Handles, touched: &BTreeSet<Name>, echoed: &[(Name, u32)], told: &[u64]) {
+    if echoed.len() == told.len() {
+        for ((chain, id), handle) in echoed.iter().zip(told) {
+            let rules = handles.get_mut(chain).into_iter().flatten();
+            rules.filter(|rule| **rule == Handle::New(*id)).for_each(|rule| *rule = Handle::Kernel(*handle));
+        }
+    }
+    for chain in touched.iter().chain(echoed.iter().map(|(chain, _)| chain)) {
+        let is_known = |rules: &Vec<Handle>| rules.iter().all(|rule| matches!(rule, Handle::Kernel(_)));
+        if !handles.get(chain).is_some_and(is_known) {
+            handles.remove(chain);
+        }
+    }
+}
+
+/// Chains whose rules' handles a transaction needs: those it did not add itself and in which it deletes a rule or adds one anywhere. Of a
+/// chain that it adds or empties, that comes before its rules, and nothing is left in it whose handle could matter.
+pub fn needs_handles(transaction: &Transaction) -> Vec<&Name> {
+    let (mut fresh, mut needed) = (BTreeSet::new(), BTreeSet::new());
+    for op in transaction.ops.iter().filter(|_| !transaction.anew) {
+        match op {
+            Op::AddChain { chain, .. } | Op::FlushChain { chain } => _ = fresh.insert(chain),
+            Op::AddRule { chain, .. } | Op::DeleteRule { chain, .. } if !fresh.contains(chain) => _ = needed.insert(chain),
+            _ => {}
+        }
+    }
+    needed.into_iter().collect()
 }
 
 pub struct Encoded {
     pub batch: Batch,
     /// Which operation each message belongs to; `None`: the table itself.
     pub origin: Vec<Option<usize>>,
+    /// Chains whose rules it changes, and the rules whose handles the kernel is asked for.
+    pub touched: BTreeSet<Name>,
+    pub echoed: Vec<(Name, u32)>,
 }
 
 pub struct Encoder<'t> {
@@ -71,16 +82,15 @@ pub struct Encoder<'t> {
 impl Encoder<'_> {
     /// `handles` are changed as the transaction changes them; after a failure they are of no use.
     pub fn encode(&self, transaction: &Transaction, handles: &mut Handles) -> Encoded {
-        let mut batch = Batch::default();
-        let mut origin = Vec::new();
-        self.table_messages(transaction, &mut batch);
-        origin.resize(batch.messages(), None);
+        let mut encoded = Encoded { batch: Batch::default(), origin: Vec::new(), touched: BTreeSet::new(), echoed: Vec::new() };
+        self.table_messages(transaction, &mut encoded.batch);
+        encoded.origin.resize(encoded.batch.messages(), None);
         let mut ids = 0;
         for (index, op) in transaction.ops.iter().enumerate() {
-            self.op(op, &mut batch, handles, &mut ids);
-            origin.resize(batch.messages(), Some(index));
+            self.op(op, &mut encoded, handles, &mut ids);
+            encoded.origin.resize(encoded.batch.messages(), Some(index));
         }
-        Encoded { batch, origin }
+        encoded
     }
 
     fn table_messages(&self, transaction: &Transaction, batch: &mut Batch) {
@@ -116,8 +126,9 @@ impl Encoder<'_> {
         batch.splice(part);
     }
 
-    fn op(&self, op: &Op, batch: &mut Batch, handles: &mut Handles, ids: &mut u32) {
+    fn op(&self, op: &Op, encoded: &mut Encoded, handles: &mut Handles, ids: &mut u32) {
         let table = self.table;
+        let Encoded { batch, touched, echoed, .. } = encoded;
         match op {
             Op::AddSet { set, kind } => {
                 *ids += 1;
@@ -127,7 +138,8 @@ impl Encoder<'_> {
             Op::AddElements { set, elements, .. } => self.elements(NEW_ELEMENT, CREATE, set, elements, batch),
             Op::DeleteElements { set, elements, .. } => self.elements(DELETE_ELEMENT, 0, set, elements, batch),
             Op::AddChain { chain, base } => {
-                handles.insert(chain.clone(), Vec::new());
+                touched.insert(chain.clone());
+                handles.remove(chain);
                 self.chain(chain, *base, MsgType::Add, batch);
             }
             Op::DeleteChain { chain } => {
@@ -135,7 +147,8 @@ impl Encoder<'_> {
                 self.chain(chain, None, MsgType::Del, batch);
             }
             Op::FlushChain { chain } => {
-                handles.insert(chain.clone(), Vec::new());
+                touched.insert(chain.clone());
+                handles.remove(chain);
                 batch.message(DELETE_RULE, 0, |writer| _ = writer.text(1, table).text(2, chain));
             }
             Op::DeleteRule { chain, at } => {
@@ -151,13 +164,19 @@ impl Encoder<'_> {
             }
             Op::AddRule { chain, at, rule } => {
                 *ids += 1;
+                // Of a chain that is new or was emptied, rules come in order and nobody asks for their handles.
+                let is_known = !touched.contains(chain);
                 let rules = handles.entry(chain.clone()).or_default();
                 let at = (*at).min(rules.len());
                 let after = at.checked_sub(1).map(|before| rules[before]);
                 rules.insert(at, Handle::New(*ids));
                 // At the end: appended. At the beginning: inserted. Between: appended to the rule before.
                 let last = at + 1 == rules.len();
-                let flags = if last || after.is_some() { CREATE | APPEND } else { CREATE };
+                let mut flags = if last || after.is_some() { CREATE | APPEND } else { CREATE };
+                if is_known {
+                    flags |= ECHO;
+                    echoed.push((chain.clone(), *ids));
+                }
                 batch.message(NEW_RULE, flags, |writer| {
                     writer.text(1, table).text(2, chain).nest(4, |list| write_rule(list, rule));
                     writer.u32(9, *ids);

@@ -14,6 +14,10 @@ pub struct Writer {
 }
 
 impl Writer {
+    pub fn with_room(bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(bytes), overflow: false }
+    }
+
     pub fn put(&mut self, kind: u16, data: &[u8]) -> &mut Self {
         let start = self.open(kind);
         self.bytes.extend_from_slice(data);

@@ -1,5 +1,42 @@
 //! Real packets through the real kernel, judged by the policy engine.
+//!
+//! Where each line of the behaviour cases (CASES, sections B, C and E) is shown with packets:
+//!
+//! | line | test |
+//! |---|---|
+//! | B 9 | `cases::b09_no_rules_no_security_and_the_networks_own_ports` |
+//! | B 10, E 33 | `rows::nobody_sends_from_anothers_address`, `cases::b10_spoofing_in_a_family_that_it_does_not_have` |
+//! | B 11 | no packet shows it: an older revision never gets as far as the host's table (the reader's tests in `topics`) |
+//! | B 12 | `cases::b12_a_member_leaves` |
+//! | B 13 | `cases::b13_members_join` |
+//! | B 14 | `cases::b14_stateless_groups` |
+//! | B 15 | `cases::b15_two_workloads_on_one_host` |
+//! | C 1, C 2, C 3 | `cases::c01_c02_c03_rules_are_written_once_and_tried_in_order` |
+//! | C 4 | `cases::c04_a_packet_costs_the_same_however_full_the_host_is` |
+//! | E 15, E 24 | `cases::e15_e24_nothing_to_do_is_nothing_written` |
+//! | E 16 | `cases::e16_members_before_the_rules_that_name_them` |
+//! | E 18 | `failing::e18_a_refused_transaction_changes_nothing` |
+//! | E 19 | `killed::killed_among_500_changes_nothing_passes_and_nothing_is_lost` |
+//! | E 20 | `failing::e20_tampering_is_impossible_or_repaired` |
+//! | E 21 | `failing::e21_a_set_too_large_fails_by_name` |
+//! | E 22, E 29, E 30 | `rows::a_revoked_flow_stops_in_both_directions_and_comes_back_at_once`, `streams::nothing_passes_after_a_revocation` |
+//! | E 23 | `logs::e23_audit_logs_and_lets_pass`, `rows::modes` |
+//! | E 28 | `cases::e28_any_deny_beats_every_allow` |
+//! | E 31 | `rows::what_is_claimed_and_nobodys_is_closed`, `cases::e31_claimed_interfaces_are_closed_before_the_agent_runs` |
+//! | E 32 | `rows::the_host_and_its_workloads_are_policed_both_ways` |
+//! | E 34 | `rows::a_neighbour_that_commits_all_the_time_disturbs_nothing` |
+//! | E 35 | `rows::marks_of_others_survive` |
+//!
+//! Beside them: fragments and ICMP errors (`errors`), the machine itself (`itself`), two hosts (`hosts`), translated addresses (`rows`),
+//! logs (`logs`), and changes beside streams of packets (`streams`).
 
+mod cases;
+mod errors;
+mod failing;
+mod hosts;
+mod itself;
+mod killed;
+mod logs;
 mod packet;
 mod rows;
 mod stage;

@@ -18,7 +18,7 @@ pub struct Packet {
     pub icmp_id: u16,
 }
 
-fn sum(bytes: &[u8], mut sum: u32) -> u32 {
+pub fn sum(bytes: &[u8], mut sum: u32) -> u32 {
     for pair in bytes.chunks(2) {
         sum += u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or_default());
     }
@@ -28,7 +28,7 @@ fn sum(bytes: &[u8], mut sum: u32) -> u32 {
     sum
 }
 
-fn octets(address: IpAddr) -> Vec<u8> {
+pub fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(a) => a.octets().to_vec(),
         IpAddr::V6(a) => a.octets().to_vec(),
@@ -45,7 +45,7 @@ impl Packet {
         Self { tcp_flags: ACK, ..*self }
     }
 
-    fn protocol(&self) -> u8 {
+    pub fn protocol(&self) -> u8 {
         match self.payload {
             Payload::Ports { protocol, .. } | Payload::Other(protocol) => protocol,
             Payload::Icmp { .. } if self.source.is_ipv4() => ICMP,
@@ -80,41 +80,11 @@ impl Packet {
             Payload::Icmp { .. } => Some(2),
             Payload::Other(_) => None,
         };
-        let (source, destination) = (octets(self.source), octets(self.destination));
-        let with_addresses = !matches!(self.payload, Payload::Icmp { .. }) || self.source.is_ipv6();
-        let start = if with_addresses {
-            let addresses = sum(&destination, sum(&source, 0));
-            addresses + u32::from(self.protocol()) + above.len() as u32
-        } else {
-            0
-        };
         if let Some(at) = checksum_at {
-            let checksum = match !(sum(&above, start) as u16) {
-                0 => 0xffff,
-                other => other,
-            };
-            above[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+            let checksum = checksum(self.source, self.destination, self.protocol(), &above);
+            above[at..at + 2].copy_from_slice(&checksum);
         }
-        let length = above.len() as u16;
-        let mut bytes = if self.source.is_ipv4() {
-            let mut head = vec![0x45, 0];
-            head.extend((20 + length).to_be_bytes());
-            head.extend([0, 0, 0x40, 0, 64, self.protocol(), 0, 0]);
-            head.extend(source);
-            head.extend(destination);
-            let checksum = !(sum(&head, 0) as u16);
-            head[10..12].copy_from_slice(&checksum.to_be_bytes());
-            head
-        } else {
-            let mut head = vec![0x60, 0, 0, 0];
-            head.extend(length.to_be_bytes());
-            head.extend([self.protocol(), 64]);
-            head.extend(source);
-            head.extend(destination);
-            head
-        };
-        bytes.extend(above);
-        bytes
+        with_head(self.source, self.destination, self.protocol(), &above, &[])
     }
 
     /// Whether these bytes are this packet, whatever happened to its hop limit on the way.
@@ -123,5 +93,43 @@ impl Packet {
         let skip = if self.source.is_ipv4() { 20 } else { 40 };
         let addresses = if self.source.is_ipv4() { 12..20 } else { 8..40 };
         bytes.len() == own.len() && bytes[addresses.clone()] == own[addresses] && bytes[skip..] == own[skip..]
+    }
+}
+
+/// What stands in an IPv4 header before the hop limit: number, flags, offset.
+const NOT_FRAGMENTED: [u8; 4] = [0, 0, 0x40, 0];
+
+/// An IP packet around what is above. `fragment`: number, flags and offset of IPv4, where it is one.
+pub fn with_head(source: IpAddr, destination: IpAddr, protocol: u8, above: &[u8], fragment: &[u8]) -> Vec<u8> {
+    let length = above.len() as u16;
+    let mut bytes = if source.is_ipv4() {
+        let mut head = vec![0x45, 0];
+        head.extend((20 + length).to_be_bytes());
+        head.extend(if fragment.is_empty() { &NOT_FRAGMENTED } else { fragment });
+        head.extend([64, protocol, 0, 0]);
+        head.extend(octets(source));
+        head.extend(octets(destination));
+        let checksum = !(sum(&head, 0) as u16);
+        head[10..12].copy_from_slice(&checksum.to_be_bytes());
+        head
+    } else {
+        let mut head = vec![0x60, 0, 0, 0];
+        head.extend(length.to_be_bytes());
+        head.extend([protocol, 255]);
+        head.extend(octets(source));
+        head.extend(octets(destination));
+        head
+    };
+    bytes.extend(above);
+    bytes
+}
+
+/// The checksum of what is above, with the addresses where its protocol counts them in.
+pub fn checksum(source: IpAddr, destination: IpAddr, protocol: u8, above: &[u8]) -> [u8; 2] {
+    let with_addresses = protocol != ICMP;
+    let addresses = sum(&octets(destination), sum(&octets(source), 0)) + u32::from(protocol) + above.len() as u32;
+    match !(sum(above, if with_addresses { addresses } else { 0 }) as u16) {
+        0 => [0xff, 0xff],
+        other => other.to_be_bytes(),
     }
 }

@@ -10,7 +10,7 @@ use groupcast_host::netlink::Kernel;
 use groupcast_policy::doc::Phases;
 use groupcast_policy::model::{Binding, Event, Group, GroupRule, Target, Workload};
 use groupcast_policy::net::{Family, Prefix};
-use groupcast_policy::packet::{Payload, UDP};
+use groupcast_policy::packet::{ICMP, ICMPV6, Payload, UDP};
 use groupcast_policy::text::parse_rule;
 
 use crate::packet::{Packet, SYN};
@@ -21,9 +21,9 @@ const OUTSIDE: u8 = WORKLOADS;
 
 pub struct Story {
     machine: Option<Machine>,
-    stage: Stage,
-    engine: Engine,
-    kernel: Kernel,
+    pub stage: Stage,
+    pub engine: Engine,
+    pub kernel: Kernel,
 }
 
 /// A group that everything here has.
@@ -55,15 +55,28 @@ impl Story {
         self.engine.committed(plan);
     }
 
-    fn set(&mut self, settings: Settings) {
+    pub fn set(&mut self, settings: Settings) {
         self.engine.set_settings(settings);
         let plan = self.engine.compare(&self.stage);
         self.kernel.commit(&plan.transaction).unwrap();
         self.engine.committed(plan);
     }
 
-    fn machine(&mut self) -> &mut Machine {
+    pub fn machine(&mut self) -> &mut Machine {
         self.machine.as_mut().unwrap()
+    }
+
+    /// A flow that was never seen, from place to place.
+    pub fn flow(&mut self, from: u8, to: u8, family: Family, protocol: u8, port: u16) -> Packet {
+        let packet = self.udp(from, to, port);
+        let payload = match (packet.payload, protocol) {
+            (_, ICMP | ICMPV6) => Payload::Icmp { kind: if family == Family::V4 { 8 } else { 128 }, code: 0 },
+            (Payload::Ports { source, destination, .. }, protocol) => Payload::Ports { protocol, source, destination },
+            (other, _) => other,
+        };
+        let [source, destination] = [from, to].map(|place| trial::address(place, family));
+        let icmp_id = self.machine().ports;
+        Packet { source, destination, payload, icmp_id, ..packet }
     }
 
     /// For a stream of its own.
@@ -71,7 +84,7 @@ impl Story {
         self.machine.take().unwrap()
     }
 
-    fn udp(&mut self, from: u8, to: u8, port: u16) -> Packet {
+    pub fn udp(&mut self, from: u8, to: u8, port: u16) -> Packet {
         let machine = self.machine();
         machine.ports += 1;
         let payload = Payload::Ports { protocol: UDP, source: 40_000 + machine.ports, destination: port };
@@ -79,7 +92,7 @@ impl Story {
         Packet { source, destination, payload, tcp_flags: SYN, icmp_id: 0 }
     }
 
-    fn passes(&mut self, from: u8, to: u8, packet: &Packet) -> bool {
+    pub fn passes(&mut self, from: u8, to: u8, packet: &Packet) -> bool {
         self.machine().passes(from, to, packet)
     }
 }
@@ -103,8 +116,8 @@ fn what_is_claimed_and_nobodys_is_closed() {
 }
 
 impl Story {
-    /// In the same namespace as one before it, on fresh wires.
-    fn begin_again() -> Self {
+    /// Everything is open; in the same namespace as one before it, on fresh wires.
+    pub fn begin_again() -> Self {
         Self::begin(trial::attachments(), &[rules(&["ingress any from any", "egress any to any"]), place(0), place(1)])
     }
 }

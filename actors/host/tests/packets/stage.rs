@@ -25,19 +25,24 @@ pub fn isolated<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) ->
             eprintln!("not run: no /dev/net/tun ({error})");
             return None;
         }
-        run("ip", &["link", "set", "lo", "up"]);
-        for (path, value) in [
-            ("ipv4/ip_forward", "1"),
-            ("ipv6/conf/all/forwarding", "1"),
-            ("ipv4/conf/all/rp_filter", "0"),
-            ("ipv4/conf/default/rp_filter", "0"),
-            ("ipv6/conf/default/accept_dad", "0"),
-        ] {
-            std::fs::write(format!("/proc/sys/net/{path}"), value).unwrap_or_else(|error| panic!("{path}: {error}"));
-        }
+        settle_namespace();
         Some(test())
     });
     run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Makes the calling thread's fresh namespace a machine that forwards.
+pub fn settle_namespace() {
+    run("ip", &["link", "set", "lo", "up"]);
+    for (path, value) in [
+        ("ipv4/ip_forward", "1"),
+        ("ipv6/conf/all/forwarding", "1"),
+        ("ipv4/conf/all/rp_filter", "0"),
+        ("ipv4/conf/default/rp_filter", "0"),
+        ("ipv6/conf/default/accept_dad", "0"),
+    ] {
+        std::fs::write(format!("/proc/sys/net/{path}"), value).unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
 }
 
 pub fn run(program: &str, arguments: &[&str]) {
@@ -89,17 +94,26 @@ impl Wire {
     }
 
     pub fn send(&mut self, packet: &Packet) {
-        self.file.write_all(&packet.bytes()).unwrap_or_else(|error| panic!("{packet:?}: {error}"));
+        self.send_bytes(&packet.bytes());
+    }
+
+    pub fn send_bytes(&mut self, bytes: &[u8]) {
+        self.file.write_all(bytes).unwrap_or_else(|error| panic!("{bytes:02x?}: {error}"));
     }
 
     /// Whether the packet is among what has come out since the last look.
     pub fn received(&mut self, packet: &Packet) -> bool {
-        let mut found = false;
-        let mut buffer = [0; 2048];
+        self.drain().iter().any(|bytes| packet.is(bytes))
+    }
+
+    /// Everything that has come out since the last look.
+    pub fn drain(&mut self) -> Vec<Vec<u8>> {
+        let mut all = Vec::new();
+        let mut buffer = [0; 4096];
         loop {
             match self.file.read(&mut buffer) {
-                Ok(length) => found |= packet.is(&buffer[..length]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return found,
+                Ok(length) => all.push(buffer[..length].to_vec()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return all,
                 Err(error) => panic!("reading a wire: {error}"),
             }
         }

@@ -25,22 +25,22 @@ fn full() -> bool {
     std::env::var_os("GROUPCAST_FULL").is_some()
 }
 
-fn packet(from: u8, to: u8, protocol: u8, port: u16) -> Packet {
+pub fn packet(from: u8, to: u8, protocol: u8, port: u16) -> Packet {
     let payload = Payload::Ports { protocol, source: 45_000 + port % 1000, destination: port };
     let [source, destination] = [from, to].map(|place| trial::address(place, Family::V4));
     Packet { source, destination, payload, tcp_flags: SYN, icmp_id: 0 }
 }
 
 /// Sends its packets over and over until told to stop.
-struct Stream {
+pub struct Stream {
     stop: Arc<AtomicBool>,
     /// Counts rounds: each of them has sent everything once.
-    rounds: Arc<AtomicU64>,
-    thread: JoinHandle<Machine>,
+    pub rounds: Arc<AtomicU64>,
+    pub thread: JoinHandle<Machine>,
 }
 
 impl Stream {
-    fn start(mut machine: Machine, mut round: impl FnMut(&mut Machine) + Send + 'static) -> Self {
+    pub fn start(mut machine: Machine, mut round: impl FnMut(&mut Machine) + Send + 'static) -> Self {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let thread = thread::spawn({
             let (stop, rounds) = (stop.clone(), rounds.clone());
@@ -56,14 +56,14 @@ impl Stream {
     }
 
     /// Until everything has been sent once more.
-    fn wait_for_rounds(&self, more: u64) {
+    pub fn wait_for_rounds(&self, more: u64) {
         let until = self.rounds.load(Ordering::SeqCst) + more;
         while self.rounds.load(Ordering::SeqCst) < until && !self.thread.is_finished() {
             thread::yield_now();
         }
     }
 
-    fn end(self) -> Machine {
+    pub fn end(self) -> Machine {
         self.stop.store(true, Ordering::SeqCst);
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }

@@ -1,4 +1,4 @@
-//! Runs a [`Node`] on a connection, with the convergence of what it publishes.
+//! Runs a [`Node`] on a connection, with the convergence of what is published.
 
 use crate::Map;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_nats::{Client, HeaderMap, Message, Subject};
 use futures::StreamExt;
 use groupcast_bus_config::{connect, subjects};
-use groupcast_messages::Ack;
+use groupcast_messages::{Ack, Beat};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -33,7 +33,7 @@ pub fn compiled(desired: Desired) -> oneshot::Receiver<Desired> {
     receiver
 }
 
-type Inspect = Box<dyn FnOnce(&mut Node, &Convergence) + Send>;
+type Inspect = Box<dyn FnOnce(&mut Node, &mut Convergence) + Send>;
 
 enum Command {
     Propose(Proposal, oneshot::Sender<Result<Committed, Refused>>),
@@ -61,7 +61,7 @@ impl NodeHandle {
 
     pub async fn inspect<T: Send + 'static>(
         &self,
-        look: impl FnOnce(&mut Node, &Convergence) -> T + Send + 'static,
+        look: impl FnOnce(&mut Node, &mut Convergence) -> T + Send + 'static,
     ) -> Option<T> {
         let (answer, answered) = oneshot::channel();
         let look: Inspect = Box::new(move |node, convergence| {
@@ -175,6 +175,7 @@ impl Shell {
         let mut snapshots = self.client.queue_subscribe(subjects::SNAP_ALL, SERVICE_GROUP.to_owned()).await?;
         let mut checks = self.client.queue_subscribe(subjects::ENTROPY_ALL, SERVICE_GROUP.to_owned()).await?;
         let mut acks = self.client.subscribe(subjects::ACK_ALL).await?;
+        let mut beats = self.client.subscribe(subjects::BEAT_ALL).await?;
         let mut peers = self.client.subscribe(subjects::REPLICA).await?;
         let mut peer_answers = self.client.subscribe(self.replica_inbox.clone()).await?;
         let mut elections = self.client.subscribe(subjects::TOPICS_LEADER_ELECTED).await?;
@@ -212,7 +213,8 @@ impl Shell {
                         self.node.handle(Event::Propose(proposal), now())
                     }
                     Some(Command::Inspect(look)) => {
-                        look(&mut self.node, &self.convergence);
+                        self.node.notice_time(now());
+                        look(&mut self.node, &mut self.convergence);
                         continue;
                     }
                     Some(Command::Resign) => self.node.handle(Event::Resign, now()),
@@ -226,6 +228,12 @@ impl Shell {
                     } else {
                         continue;
                     }
+                }
+                Some(message) = beats.next() => {
+                    if let (Some(host), Ok(beat)) = (subjects::host_of(&message.subject), Beat::decode(&message.payload)) {
+                        self.convergence.heard(&host, beat.state, now());
+                    }
+                    continue;
                 }
                 Some(message) = peers.next() => self.peer_request(&message, now()),
                 Some(message) = peer_answers.next() => self.peer_answer(&message, now()),
@@ -311,6 +319,10 @@ impl Shell {
                 Effect::BeginLife { first } => {
                     let (js, done) = (self.js.clone(), self.done.clone());
                     tokio::spawn(async move { done.send(Done::LifeBegun(js.begin_life(first).await)) });
+                }
+                Effect::StepDown => {
+                    let js = self.js.clone();
+                    tokio::spawn(async move { js.step_down().await });
                 }
                 Effect::ReadTerm => {
                     let (js, done) = (self.js.clone(), self.done.clone());

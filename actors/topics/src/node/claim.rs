@@ -168,6 +168,7 @@ impl Node {
             self.want_desired();
         } else {
             self.replica.advance(cut, since);
+            self.reflected = self.reflected.map(|_| (head, self.progress.0));
             self.out.push(Effect::Leading { term });
         }
         self.role = Role::Leading(Reign {

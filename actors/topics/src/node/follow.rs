@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 
 use groupcast_messages::{Answer, Ask, Body, Cut, Delta, Lead, TopicRef};
 use groupcast_policy::doc::{Digest, Document, Edit};
-use groupcast_policy::topic::Topic;
+use groupcast_policy::ids::HostId;
+use groupcast_policy::topic::{Topic, TopicHash};
 
-use super::{Desired, Effect, Incident, Node, Records};
+use super::{Committed, Desired, Effect, Incident, Node, Records};
 use crate::batch::Proposal;
 use crate::replica::{PublishedDelta, Replica};
 
@@ -182,9 +183,17 @@ impl Node {
                 self.out.push(Effect::Report(Incident::Malformed { at: sequence }));
                 return self.fetch(now_ms);
             }
-            if let Err(unfit) = self.apply(Cut { term: next.term, lead: sequence }, next.since, &batch) {
+            let cut = Cut { term: next.term, lead: sequence };
+            let change = batch.iter().map(|message| message.delta.change).max().unwrap_or(0);
+            let mut committed = self.judged(cut, next.since, &batch, (change, next.catalog));
+            let applied = self.apply(cut, next.since, &batch, &mut committed);
+            let by_reference = matches!(applied, Err(crate::replica::Unfit::Content { .. }));
+            if (applied.is_ok() || by_reference) && !batch.is_empty() {
+                self.out.push(Effect::Committed(committed));
+            }
+            if let Err(unfit) = applied {
                 // By reference only: normal. Anything else should not happen, and is cured alike.
-                if !matches!(unfit, crate::replica::Unfit::Content { .. }) {
+                if !by_reference {
                     self.out.push(Effect::Report(Incident::Unfit(unfit)));
                 }
                 return self.fetch(now_ms);
@@ -194,14 +203,21 @@ impl Node {
         }
     }
 
-    /// Into the replica and, while they are kept, the followers.
-    pub(super) fn apply(&mut self, cut: Cut, since: u64, batch: &[PublishedDelta]) -> Result<(), crate::replica::Unfit> {
+    /// Into the replica and the followers; what hosts cease to follow with it is not waited for.
+    pub(super) fn apply(
+        &mut self,
+        cut: Cut,
+        since: u64,
+        batch: &[PublishedDelta],
+        committed: &mut Committed,
+    ) -> Result<(), crate::replica::Unfit> {
         if let Some(followers) = &mut self.followers {
+            let mut ceased = Vec::new();
             // Documents that refer to each other change one after the other, each against the state left by the one before.
             if batch.len() == 1 {
                 let edit = batch[0].meaning.as_ref().unwrap_or(&batch[0].delta.edit);
                 if *edit != Edit::Reset {
-                    followers.edit(&batch[0].topic, edit, &self.replica);
+                    ceased = followers.edit(&batch[0].topic, edit, &self.replica);
                 }
             } else {
                 let mut overlay = Overlay { replica: &self.replica, changed: Map::default() };
@@ -211,12 +227,15 @@ impl Node {
                         continue;
                     }
                     // An empty edit refers to nothing, but it may be how a host without workloads becomes known.
-                    followers.edit(&message.topic, edit, &overlay);
+                    ceased.extend(followers.edit(&message.topic, edit, &overlay));
                     if !edit.is_empty() {
                         overlay.edit(&message.topic, edit);
                     }
                 }
             }
+            // What one edit takes away another may have given back.
+            ceased.retain(|(host, topic)| !followers.follows(host, topic));
+            committed.leave_out(ceased);
         }
         let result = self.replica.apply(cut, since, batch);
         if result.is_err() {
@@ -392,6 +411,7 @@ impl Node {
         let cut = replica.cut();
         self.replica = replica;
         self.followers = None;
+        self.reflected = self.reflected.filter(|(lead, _)| *lead == cut.lead);
         self.follow.state = State::Synced;
         let stale = |arrived: &Arrived, sequence: u64| match arrived {
             Arrived::Lead { .. } => sequence <= cut.lead,
@@ -476,6 +496,26 @@ impl Node {
     pub(super) fn forget_buffered(&mut self, up_to: u64) {
         self.follow.buffer = self.follow.buffer.split_off(&(up_to + 1));
         self.follow.gap_since_ms = None;
+    }
+}
+
+impl Committed {
+    fn leave_out(&mut self, ceased: Vec<(HostId, Topic)>) {
+        self.unfollowed = ceased.iter().map(|(host, topic)| (host.clone(), topic.hash64())).collect();
+        self.unfollowed.sort_unstable();
+        if !ceased.is_empty() {
+            let unfollowed = &self.unfollowed;
+            for (host, reach) in &mut self.span {
+                // Pairs of one host lie together: most hosts have none.
+                let from = unfollowed.partition_point(|(other, _)| other < host);
+                let own = unfollowed[from..].iter().take_while(|(other, _)| other == host);
+                let own: Vec<TopicHash> = own.map(|(_, topic)| *topic).collect();
+                reach.retain(|(topic, _)| !own.contains(topic));
+            }
+            self.span.retain(|(_, reach)| !reach.is_empty());
+        }
+        let own = |(host, topic): (HostId, Topic)| matches!(topic, Topic::Host(_)).then_some(host);
+        self.left = ceased.into_iter().filter_map(own).collect();
     }
 }
 

@@ -174,6 +174,8 @@ pub enum Effect {
     BeginLife {
         first: u64,
     },
+    /// Have the servers elect another leader for the stream: this one decides nothing any more.
+    StepDown,
     /// Read the highest reserved term from CATALOG, not by direct get.
     ReadTerm,
     Publish(Publish),
@@ -211,16 +213,29 @@ pub struct Publish {
     pub messages: Vec<(Topic, Vec<u8>)>,
 }
 
-/// A batch that is in the stream for good.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A batch that is in the stream for good, published by this node or another.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Committed {
     /// The proposal it came from; `None` for what the node publishes on its own account.
     pub proposal: Option<u64>,
     pub cut: Cut,
+    /// The term since which the stream lives.
+    pub since: u64,
+    /// The highest change it reflects.
     pub change: u64,
+    /// It carries the changes after this CATALOG sequence ...
+    pub after: u64,
+    /// ... and up to this one.
+    pub catalog: u64,
+    /// Its payload.
+    pub bytes: usize,
     pub topics: Vec<(TopicHash, u64)>,
     /// Who has to reach which revisions.
     pub span: Vec<(HostId, Vec<(TopicHash, u64)>)>,
+    /// What hosts cease to follow with it: they will never say that they reached it.
+    pub unfollowed: Vec<(HostId, TopicHash)>,
+    /// Hosts whose own topic is retired with it.
+    pub left: Vec<HostId>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -238,6 +253,8 @@ pub enum Incident {
     TooManyBuffered,
     /// The server gave a batch sequences that are not contiguous: nothing it says can be relied on.
     NotContiguous,
+    /// The server calls every batch undecided, and has for long.
+    StreamStuck,
     /// The stream is new: everything is published again.
     Rebuilding {
         term: u64,
@@ -250,7 +267,7 @@ pub struct Node {
     random: Random,
     connected: bool,
     replica: Replica,
-    /// Who follows what; built when first needed, kept while leading.
+    /// Who follows what; built when first needed.
     followers: Option<Followers>,
     follow: Follow,
     role: Role,
@@ -264,6 +281,11 @@ pub struct Node {
     desired_ask: u64,
     /// The sequences of CATALOG and REGISTRY that the stream reflects, by the newest lead message heard of.
     progress: (u64, u64),
+    /// The last lead message that was followed or published, and the CATALOG sequence that the stream reflects with it; `None` when
+    /// messages before the replica's cut were never seen here.
+    reflected: Option<(u64, u64)>,
+    /// The last time it was told.
+    now_ms: u64,
     out: Vec<Effect>,
 }
 
@@ -283,11 +305,14 @@ impl Node {
             head_read_ms: None,
             desired_ask: 0,
             progress: (0, 0),
+            reflected: None,
+            now_ms: 0,
             out: Vec::new(),
         }
     }
 
     pub fn handle(&mut self, event: Event<'_>, now_ms: u64) -> Vec<Effect> {
+        self.now_ms = now_ms;
         match event {
             Event::Connected => {
                 self.connected = true;
@@ -349,6 +374,23 @@ impl Node {
     /// Whether the replica is complete, so that requests can be answered.
     pub fn is_synced(&self) -> bool {
         self.follow.is_synced()
+    }
+
+    /// On the clock that its events come with.
+    pub fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+
+    pub(crate) fn notice_time(&mut self, now_ms: u64) {
+        self.now_ms = now_ms;
+    }
+
+    /// What is published reflects CATALOG and REGISTRY up to these sequences, though nothing had to be published for it: the next
+    /// lead message says so.
+    pub fn reflects(&mut self, catalog: u64, registry: u64) {
+        if self.is_leading() {
+            self.progress = (self.progress.0.max(catalog), self.progress.1.max(registry));
+        }
     }
 
     /// Proposals that wait or are in flight.

@@ -1,7 +1,5 @@
 //! What a leader publishes: one batch at a time, each led by a lead message that expects the one before.
 
-use std::collections::BTreeSet;
-
 use groupcast_messages::{Cut, Lead};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::topic::{Topic, TopicHash};
@@ -107,7 +105,7 @@ impl Node {
     }
 
     pub(super) fn published(&mut self, batch: u64, fate: Fate, now_ms: u64) {
-        let retry_ms = self.settings.retry_ms;
+        let (retry_ms, stuck_ms) = (self.settings.retry_ms, self.settings.request_timeout_ms);
         let Some(flight) = self.flight_mut().filter(|flight| flight.batch.lead.batch == batch) else { return };
         if !matches!(flight.state, FlightState::Sent { .. } | FlightState::Unknown { .. }) {
             return;
@@ -121,8 +119,16 @@ impl Node {
                 }
                 self.decide(Some(Verdict::Committed { lead: last + 1 - expected }), now_ms);
             }
-            Fate::Undecided => flight.state = FlightState::Retry { at_ms: now_ms + retry_ms },
-            Fate::Refused | Fate::Unknown => flight.state = FlightState::Unknown { read_at_ms: Some(now_ms) },
+            Fate::Undecided => {
+                if flight.undecided(now_ms, retry_ms, stuck_ms) {
+                    self.out.push(Effect::Report(Incident::StreamStuck));
+                    self.out.push(Effect::StepDown);
+                }
+            }
+            Fate::Refused | Fate::Unknown => {
+                flight.state = FlightState::Unknown { read_at_ms: Some(now_ms) };
+                flight.undecided_since_ms = None;
+            }
         }
     }
 
@@ -160,8 +166,12 @@ impl Node {
                 reign.renewed_ms = now_ms;
                 let (term, since) = (reign.term, reign.since);
                 let resigned = flight.batch.lead.resigning;
+                let rebuilt = self.follow.incomplete && !flight.batch.lead.incomplete;
                 self.follow.incomplete = flight.batch.lead.incomplete;
                 self.role = Role::Leading(reign);
+                if rebuilt {
+                    self.reflected = Some((lead, 0)); // with it everything is in the stream again, whichever change it came with
+                }
                 self.batch_committed(flight.batch, Cut { term, lead }, since, now_ms);
                 if resigned {
                     return self.follow_again(now_ms, false);
@@ -182,33 +192,35 @@ impl Node {
     }
 
     pub(super) fn batch_committed(&mut self, batch: Outgoing, cut: Cut, since: u64, now_ms: u64) {
-        let (proposal, change) = (batch.proposal, batch.change);
+        let (proposal, change, catalog) = (batch.proposal, batch.change, batch.lead.catalog);
         self.forget_buffered(cut.lead + u64::from(batch.lead.count));
         let published = batch.published(cut.lead);
-        let topics: Vec<(TopicHash, u64)> = published.iter().map(|m| (m.topic.hash64(), m.revision)).collect();
-        let mut span = self.span(published.iter().map(|m| (&m.topic, m.revision)));
-        if let Err(unfit) = self.apply(cut, since, &published) {
+        let mut committed = self.judged(cut, since, &published, (change, catalog));
+        committed.proposal = proposal;
+        if let Err(unfit) = self.apply(cut, since, &published, &mut committed) {
             // The batch was built against this very replica.
             self.out.push(Effect::Report(Incident::Unfit(unfit)));
             return self.follow_again(now_ms, false);
         }
-        if published.iter().any(|m| !matches!(m.topic, Topic::Members(_))) {
-            self.leave_out_unfollowed(&mut span, &published);
-        }
-        if proposal.is_some() || !topics.is_empty() {
-            self.out.push(Effect::Committed(Committed { proposal, cut, change, topics, span }));
+        if proposal.is_some() || !committed.topics.is_empty() {
+            self.out.push(Effect::Committed(committed));
         }
     }
 
-    /// A topic that a host ceases to follow with the batch is not waited for: the host will never say that it reached it.
-    fn leave_out_unfollowed(&mut self, span: &mut Vec<(HostId, Vec<(TopicHash, u64)>)>, published: &[PublishedDelta]) {
-        let followers = self.followers();
-        let hosts = |m: &PublishedDelta| (m.topic.hash64(), followers.of(&m.topic).cloned().collect::<BTreeSet<HostId>>());
-        let now: crate::Map<TopicHash, BTreeSet<HostId>> = published.iter().map(hosts).collect();
-        for (host, reach) in span.iter_mut() {
-            reach.retain(|(topic, _)| now.get(topic).is_some_and(|hosts| hosts.contains(host)));
-        }
-        span.retain(|(_, reach)| !reach.is_empty());
+    /// What a batch means to hosts, judged before it is applied: whoever follows a topic now has to reach it.
+    pub(super) fn judged(
+        &mut self,
+        cut: Cut,
+        since: u64,
+        published: &[PublishedDelta],
+        (change, catalog): (u64, u64),
+    ) -> Committed {
+        let after = self.reflected.map_or(change.saturating_sub(1), |(_, catalog)| catalog);
+        self.reflected = Some((cut.lead, catalog));
+        let topics = published.iter().map(|m| (m.topic.hash64(), m.revision)).collect();
+        let span = self.span(published.iter().map(|m| (&m.topic, m.revision)));
+        let bytes = published.iter().map(|m| m.payload.len()).sum();
+        Committed { cut, since, change, after, catalog, bytes, topics, span, ..Committed::default() }
     }
 
     /// The hosts that followed any of the topics when they were published, and what of it each must reach.

@@ -1,7 +1,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use groupcast_messages::Cut;
 use groupcast_policy::model::{Group, GroupRule, Workload};
 use groupcast_policy::net::Prefix;
 use groupcast_policy::text::parse_rule;
@@ -47,10 +46,12 @@ impl Bench {
                 for (topic, edit) in &parcel.edits {
                     self.published.entry(topic.clone()).or_default().apply(edit).unwrap();
                 }
-                let committed = Committed { proposal: None, cut: Cut::default(), change: 0, topics: vec![], span: vec![] };
+                let committed = Committed::default();
                 self.handle(Event::Decided { term, result: Ok(committed) });
             }
-            Effect::Published { marks, .. } => self.marks.extend(marks.iter().filter_map(|mark| mark.change)),
+            Effect::Published { marks, .. } | Effect::TouchedNothing { marks, .. } => {
+                self.marks.extend(marks.iter().filter_map(|mark| mark.change))
+            }
             Effect::Accept(origin) => self.accepted.push(origin),
             _ => {}
         }
@@ -252,7 +253,7 @@ fn a_change_too_large_for_one_batch_is_published_in_parts_and_reported() {
             for (topic, edit) in &parcel.edits {
                 bench.published.entry(topic.clone()).or_default().apply(edit).unwrap();
             }
-            Ok(Committed { proposal: None, cut: Cut::default(), change: 0, topics: vec![], span: vec![] })
+            Ok(Committed::default())
         };
         bench.handle(Event::Decided { term, result });
         reported += bench.open.iter().filter(|e| matches!(e, Effect::Report(Incident::Torn { .. }))).count();

@@ -1,0 +1,220 @@
+//! The HTTP API: one file for each family of routes, all of them documented where they are written. The OpenAPI document is made from
+//! the same annotations that make the routes, so neither can be without the other.
+
+pub mod access;
+pub mod body;
+pub mod changes;
+pub mod documents;
+pub mod explain;
+pub mod health;
+pub mod registry;
+pub mod tokens;
+pub mod transfer;
+pub mod watch;
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use async_nats::Client;
+use axum::Router;
+use axum::http::StatusCode;
+use groupcast_control::catalog::Catalog;
+use metrics_exporter_prometheus::PrometheusHandle;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+use utoipa::openapi::OpenApi as Document;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::{IntoParams, OpenApi, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::attempts::Attempts;
+use crate::follow::Followed;
+use crate::problem::Problem;
+use crate::progress::Watcher;
+
+/// Of every answer that has a body of ours.
+pub const FORMAT_VERSION: &str = "1";
+/// Watchers at once; further ones are asked to come back.
+pub const WATCHERS_MAX: usize = 256;
+/// Requests that wait for a change at once.
+pub const WAITERS_MAX: usize = 1_024;
+/// Bodies above [`body::SMALL_BYTES_MAX`] read at once, which bounds memory.
+pub const LARGE_BODIES_MAX: usize = 4;
+/// Plans, exports and imports computed at once.
+pub const HEAVY_MAX: usize = 2;
+/// Items of one page.
+pub const PAGE_MAX: usize = 1_000;
+const PAGE_DEFAULT: usize = 100;
+
+/// What every request can reach.
+pub struct Shared {
+    pub client: Client,
+    pub catalog: Catalog,
+    pub followed: Arc<Followed>,
+    pub progress: Watcher,
+    pub attempts: Mutex<Attempts>,
+    pub clock: Instant,
+    pub metrics: Option<PrometheusHandle>,
+    pub watchers: Arc<Semaphore>,
+    pub waiters: Arc<Semaphore>,
+    pub large_bodies: Semaphore,
+    pub heavy: Semaphore,
+    pub openapi: String,
+}
+
+pub type App = Arc<Shared>;
+
+impl Shared {
+    pub fn start(client: Client, metrics: Option<PrometheusHandle>) -> App {
+        Arc::new(Self {
+            catalog: Catalog::new(client.clone()),
+            followed: Followed::start(&client),
+            progress: Watcher::start(&client),
+            client,
+            attempts: Mutex::default(),
+            clock: Instant::now(),
+            metrics,
+            watchers: Arc::new(Semaphore::new(WATCHERS_MAX)),
+            waiters: Arc::new(Semaphore::new(WAITERS_MAX)),
+            large_bodies: Semaphore::new(LARGE_BODIES_MAX),
+            heavy: Semaphore::new(HEAVY_MAX),
+            openapi: openapi().to_pretty_json().unwrap_or_default(),
+        })
+    }
+
+    /// Until both streams were read there is nothing to judge anything by.
+    pub fn loaded(&self) -> Result<(), Problem> {
+        if self.followed.local().is_loaded() {
+            return Ok(());
+        }
+        Err(Problem::unavailable("still reading CATALOG and REGISTRY: is the bus up, and does a controller run?"))
+    }
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "groupcast",
+        version = "1",
+        description = "Security groups, from the place where they are written to the kernel of every host that uses them. Errors are \
+                       problem details (RFC 9457) that list everything that is wrong with a request.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0")
+    ),
+    components(schemas(Problem)),
+    tags(
+        (name = "groups", description = "Security groups"),
+        (name = "templates", description = "What workloads that register themselves may be"),
+        (name = "changes", description = "Atomic changes of many documents, plans, waiting and undo"),
+        (name = "reading", description = "Workloads, hosts, explanations, and what happens"),
+        (name = "administration", description = "Tokens, export and import"),
+        (name = "health", description = "For machines")
+    )
+)]
+struct Description;
+
+fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(documents::list_groups))
+        .routes(routes!(documents::get_group, documents::put_group, documents::delete_group))
+        .routes(routes!(documents::list_templates))
+        .routes(routes!(documents::get_template, documents::put_template, documents::delete_template))
+        .routes(routes!(changes::list_changes, changes::post_change))
+        .routes(routes!(changes::get_change))
+        .routes(routes!(changes::undo_change))
+        .routes(routes!(watch::watch))
+        .routes(routes!(explain::explain))
+        .routes(routes!(registry::list_workloads))
+        .routes(routes!(registry::get_workload))
+        .routes(routes!(registry::list_hosts))
+        .routes(routes!(registry::get_host))
+        .routes(routes!(tokens::list_tokens, tokens::create_token))
+        .routes(routes!(tokens::revoke_token))
+        .routes(routes!(access::whoami))
+        .routes(routes!(transfer::export))
+        .routes(routes!(transfer::import))
+        .routes(routes!(health::livez))
+        .routes(routes!(health::readyz))
+        .routes(routes!(health::metrics))
+        .routes(routes!(health::openapi))
+        .routes(routes!(health::status))
+}
+
+/// The description of every route, made from the routes.
+pub fn openapi() -> Document {
+    let (_, mut document) = router().split_for_parts();
+    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).bearer_format("gct.<id>.<secret>").build();
+    let components = document.components.get_or_insert_default();
+    components.add_security_scheme("token", SecurityScheme::Http(bearer));
+    document
+}
+
+/// All routes.
+pub fn routes_of(app: App) -> Router {
+    let (router, _) = router().split_for_parts();
+    router
+        .fallback(async || Problem::not_found("there is no such route: see /openapi.json"))
+        .method_not_allowed_fallback(async || {
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method", "this route does not take that method: see /openapi.json")
+        })
+        .layer(axum::middleware::from_fn(health::measured))
+        .with_state(app)
+}
+
+/// Which part of a list.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct Page {
+    /// How many, at most 1000; 100 if not said.
+    #[param(maximum = 1000, minimum = 1)]
+    pub limit: Option<usize>,
+    /// Those after this id: what `next` of the page before says.
+    pub after: Option<String>,
+    /// Those whose id begins so.
+    pub prefix: Option<String>,
+}
+
+impl Page {
+    pub fn limit(&self) -> Result<usize, Problem> {
+        match self.limit.unwrap_or(PAGE_DEFAULT) {
+            limit @ 1..=PAGE_MAX => Ok(limit),
+            _ => Err(Problem::bad_request(format!("limit is a number from 1 to {PAGE_MAX}"))),
+        }
+    }
+
+    /// The items of the page, and after which id the next one begins.
+    pub fn cut<T, U>(
+        &self,
+        items: impl Iterator<Item = T>,
+        id: impl Fn(&T) -> &str,
+        show: impl Fn(T) -> U,
+    ) -> Result<(Vec<U>, Option<String>), Problem> {
+        let limit = self.limit()?;
+        let after = self.after.as_deref().unwrap_or("");
+        let prefix = self.prefix.as_deref().unwrap_or("");
+        let mut rest = items.filter(|item| id(item) > after && id(item).starts_with(prefix)).peekable();
+        let (mut page, mut last) = (Vec::new(), String::new());
+        while page.len() < limit {
+            let Some(item) = rest.next() else { break };
+            last = id(&item).to_owned();
+            page.push(show(item));
+        }
+        Ok((page, rest.peek().is_some().then_some(last)))
+    }
+}
+
+/// A part of a list.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct Listed<T> {
+    pub format_version: String,
+    pub items: Vec<T>,
+    /// Ask with `after` set to this for what follows; nothing when this is the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+impl<T> Listed<T> {
+    pub fn new((items, next): (Vec<T>, Option<String>)) -> Self {
+        Self { format_version: FORMAT_VERSION.to_owned(), items, next }
+    }
+}

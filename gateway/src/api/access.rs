@@ -1,0 +1,107 @@
+//! Who makes a request, and whether they may.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::SystemTime;
+
+use axum::Json;
+use axum::extract::{ConnectInfo, FromRequestParts};
+use axum::http::{StatusCode, header, request::Parts};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{App, FORMAT_VERSION};
+use crate::problem::Problem;
+use crate::scope::Scope;
+use crate::token::{self, Principal, Role};
+
+/// Somebody with a token that is good.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    pub principal: Principal,
+    pub from: IpAddr,
+}
+
+fn unauthorized(detail: &str) -> Problem {
+    Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail)
+}
+
+/// Said in every case, so that nobody learns which tokens exist.
+const NOT_GOOD: &str = "the token is not good, or not any more: ask an administrator for one (`groupcast token add`)";
+
+impl FromRequestParts<App> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let from = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip());
+        let from = from.unwrap_or(IpAddr::from([0, 0, 0, 0])).to_canonical();
+        let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
+            return Err(unauthorized("send a token: `Authorization: Bearer gct.…`"));
+        };
+        let text = value.to_str().ok().and_then(|text| text.split_once(' '));
+        let given = text.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| token.trim());
+        let (id, secret) = given.and_then(token::parse).unwrap_or(("", ""));
+        let now_ms = app.clock.elapsed().as_millis() as u64;
+        let lock = || app.attempts.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(wait_ms) = lock().wait_ms(from, id, now_ms) {
+            metrics::counter!("groupcast_access_refused_total", "why" => "rate").increment(1);
+            let detail = "too many attempts with a token that is not good: wait";
+            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "rate", detail).retry_after(wait_ms.div_ceil(1_000)));
+        }
+        // Before the streams were read no token is known, and that is nobody's failure.
+        app.loaded()?;
+        let known = app.followed.local().token(id).cloned();
+        let good = match &known {
+            Some(token) => token.verify(secret, SystemTime::now()),
+            None => {
+                token::verify_nothing(secret);
+                Err(if id.is_empty() { token::Invalid::Malformed } else { token::Invalid::Unknown })
+            }
+        };
+        match (good, known) {
+            (Ok(()), Some(token)) => Ok(Self { principal: token.principal(), from }),
+            (outcome, _) => {
+                lock().failed(from, id, now_ms);
+                metrics::counter!("groupcast_access_refused_total", "why" => "token").increment(1);
+                let shown: String = id.chars().take(groupcast_policy::ids::ID_LEN_MAX).collect();
+                tracing::warn!(%from, token = shown, ?outcome, "a token was refused");
+                Err(unauthorized(NOT_GOOD))
+            }
+        }
+    }
+}
+
+/// Somebody who may administer.
+pub struct Administrator(pub Caller);
+
+impl FromRequestParts<App> for Administrator {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let caller = Caller::from_request_parts(parts, app).await?;
+        if caller.principal.role < Role::Admin || caller.principal.scope.is_some() {
+            return Err(Problem::forbidden("this takes a token with role admin and without a scope"));
+        }
+        Ok(Self(caller))
+    }
+}
+
+/// Who you are to this gateway.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct WhoAmI {
+    pub format_version: String,
+    pub id: String,
+    pub role: Role,
+    pub scope: Option<Scope>,
+    /// Where the request came from.
+    pub from: String,
+}
+
+/// Who the token belongs to and what it is good for.
+#[utoipa::path(get, path = "/v1/whoami", tag = "administration", security(("token" = [])), responses(
+    (status = 200, body = WhoAmI),
+    (status = 401, body = Problem), (status = 429, body = Problem), (status = 503, body = Problem),
+))]
+pub async fn whoami(caller: Caller) -> Json<WhoAmI> {
+    let Caller { principal: Principal { id, role, scope }, from } = caller;
+    Json(WhoAmI { format_version: FORMAT_VERSION.to_owned(), id, role, scope, from: from.to_string() })
+}

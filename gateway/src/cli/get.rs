@@ -1,0 +1,226 @@
+//! `get`: what there is.
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+
+use super::Result;
+use super::client::{Call, escaped};
+use super::context::Connection;
+use super::output::{self, Format};
+
+/// Items that are shown unless told otherwise.
+const LIMIT_DEFAULT: usize = 10_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    #[value(alias = "group")]
+    Groups,
+    #[value(alias = "template")]
+    Templates,
+    #[value(alias = "workload")]
+    Workloads,
+    #[value(alias = "host")]
+    Hosts,
+    #[value(alias = "change")]
+    Changes,
+    #[value(alias = "token")]
+    Tokens,
+}
+
+impl Kind {
+    const fn path(self) -> &'static str {
+        match self {
+            Self::Groups => "/v1/groups",
+            Self::Templates => "/v1/templates",
+            Self::Workloads => "/v1/workloads",
+            Self::Hosts => "/v1/hosts",
+            Self::Changes => "/v1/changes",
+            Self::Tokens => "/v1/tokens",
+        }
+    }
+
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Groups => "group",
+            Self::Templates => "template",
+            Self::Workloads => "workload",
+            Self::Hosts => "host",
+            Self::Changes => "change",
+            Self::Tokens => "token",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(
+    after_help = "Examples:\n  groupcast get groups\n  groupcast get group web -o yaml > web.yaml    # edit, then: groupcast apply -f web.yaml\n  \
+                        groupcast get changes --limit 10"
+)]
+pub struct Options {
+    #[arg(value_enum)]
+    kind: Kind,
+    id: Option<String>,
+    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    output: Format,
+    /// Those whose id begins so.
+    #[arg(long)]
+    prefix: Option<String>,
+    /// How many at most.
+    #[arg(long, default_value_t = LIMIT_DEFAULT)]
+    limit: usize,
+}
+
+pub async fn get(connection: &Connection, options: Options) -> Result {
+    let api = connection.api()?;
+    let path = options.kind.path();
+    let items = match (&options.id, options.kind) {
+        // Tokens have no route of their own to be read by.
+        (Some(id), Kind::Tokens) => {
+            let all = api.list(path, usize::MAX).await?;
+            let found: Vec<Value> = all.into_iter().filter(|token| token["id"].as_str() == Some(id)).collect();
+            if found.is_empty() {
+                return Err(super::Failure::new(super::Code::NotFound, format!("token {id} does not exist")));
+            }
+            found
+        }
+        (Some(id), _) => vec![api.fetch(&Call::get(format!("{path}/{}", escaped(id)))).await?],
+        (None, _) => {
+            let prefix = options.prefix.as_ref().map_or(String::new(), |prefix| format!("?prefix={}", escaped(prefix)));
+            api.list(&format!("{path}{prefix}"), options.limit).await?
+        }
+    };
+    output::print(&shown(options.kind, options.id.is_some(), &items, options.output))
+}
+
+pub fn shown(kind: Kind, single: bool, items: &[Value], format: Format) -> String {
+    let whole = || match (single, items) {
+        (true, [one]) => one.clone(),
+        _ => json!({ "format_version": "1", "items": items }),
+    };
+    match format {
+        Format::Json => output::json(&whole()),
+        Format::Yaml => output::yaml(&whole()),
+        Format::Jsonl => items.iter().map(|item| item.to_string() + "\n").collect(),
+        Format::Name => items.iter().map(|item| format!("{}/{}\n", kind.word(), id(kind, item))).collect(),
+        Format::Table | Format::Wide => {
+            let wide = format == Format::Wide;
+            output::table(&head(kind, wide), items.iter().map(|item| row(kind, item, wide)).collect())
+        }
+    }
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn id(kind: Kind, item: &Value) -> String {
+    match kind {
+        Kind::Hosts => text(&item["host"]),
+        Kind::Changes => text(&item["change"]),
+        Kind::Tokens => text(&item["id"]),
+        _ => text(&item["document"]["id"]),
+    }
+}
+
+fn count(value: &Value) -> String {
+    value.as_array().map_or(0, Vec::len).to_string()
+}
+
+fn joined(value: &Value) -> String {
+    let items = value.as_array().map(Vec::as_slice).unwrap_or_default();
+    items.iter().map(text).collect::<Vec<_>>().join(",")
+}
+
+fn head(kind: Kind, wide: bool) -> Vec<&'static str> {
+    let (mut narrow, more): (Vec<&str>, Vec<&str>) = match kind {
+        Kind::Groups => {
+            (vec!["id", "rules", "bindings", "members", "owner"], vec!["revision", "changed by", "changed at", "name"])
+        }
+        Kind::Templates => (vec!["id", "network", "spaces", "prefixes"], vec!["revision", "changed by", "changed at"]),
+        Kind::Workloads => (vec!["id", "host", "addresses", "space", "app"], vec!["network", "phase", "labels", "groups"]),
+        Kind::Hosts => (vec!["host", "workloads"], vec!["names"]),
+        Kind::Changes => (vec!["change", "at", "by", "documents", "reason"], vec!["names"]),
+        Kind::Tokens => (vec!["id", "role", "expires", "description"], vec!["ids", "bindings", "members", "created"]),
+    };
+    if wide {
+        narrow.extend(more);
+    }
+    narrow
+}
+
+fn row(kind: Kind, item: &Value, wide: bool) -> Vec<String> {
+    let document = &item["document"];
+    let changed = || vec![text(&item["revision"]), text(&item["changed_by"]), text(&item["changed_at"])];
+    let (mut narrow, more): (Vec<String>, Vec<String>) = match kind {
+        Kind::Groups => {
+            let owner = text(&document["owner"]);
+            let narrow = vec![
+                text(&document["id"]),
+                count(&document["rules"]),
+                count(&document["bindings"]),
+                count(&document["members"]),
+                if owner.is_empty() { "gateway".to_owned() } else { owner },
+            ];
+            (narrow, [changed(), vec![text(&document["name"])]].concat())
+        }
+        Kind::Templates => (
+            vec![text(&document["id"]), text(&document["network"]), joined(&document["spaces"]), joined(&document["prefixes"])],
+            changed(),
+        ),
+        Kind::Workloads => {
+            let labels = document["labels"]
+                .as_object()
+                .map(|labels| labels.iter().map(|(key, value)| format!("{key}={}", text(value))).collect::<Vec<_>>().join(","));
+            let narrow = ["id", "host"].map(|field| text(&document[field]));
+            let phase = if document["phase"].is_null() { "running".to_owned() } else { text(&document["phase"]) };
+            (
+                [narrow.to_vec(), vec![joined(&document["addresses"]), text(&document["space"]), text(&document["app"])]]
+                    .concat(),
+                vec![text(&document["network"]), phase, labels.unwrap_or_default(), joined(&document["groups"])],
+            )
+        }
+        Kind::Hosts => {
+            let names =
+                item["workloads"].as_array().map(|list| list.iter().map(|w| text(&w["workload"])).collect::<Vec<_>>().join(","));
+            (vec![text(&item["host"]), count(&item["workloads"])], vec![names.unwrap_or_default()])
+        }
+        Kind::Changes => {
+            let name = |document: &Value| {
+                let sign = if document["deleted"] == true { "-" } else { "" };
+                format!("{sign}{}/{}", text(&document["kind"]), text(&document["id"]))
+            };
+            let names = item["documents"].as_array().map(|list| list.iter().map(name).collect::<Vec<_>>().join(","));
+            (
+                vec![
+                    text(&item["change"]),
+                    text(&item["changed_at"]),
+                    text(&item["changed_by"]),
+                    text(&item["documents_total"]),
+                    text(&item["reason"]),
+                ],
+                vec![names.unwrap_or_default()],
+            )
+        }
+        Kind::Tokens => {
+            let expires = match (item["expired"] == true, item["expires_at"].as_str()) {
+                (true, _) => "expired".to_owned(),
+                (false, Some(at)) => at.to_owned(),
+                (false, None) => "never".to_owned(),
+            };
+            let scope = &item["scope"];
+            let list = |field: &str| if scope.is_null() { "*".to_owned() } else { joined(&scope[field]) };
+            (
+                vec![text(&item["id"]), text(&item["role"]), expires, text(&item["description"])],
+                vec![list("ids"), list("bindings"), list("members"), text(&item["created_at"])],
+            )
+        }
+    };
+    if wide {
+        narrow.extend(more);
+    }
+    narrow
+}

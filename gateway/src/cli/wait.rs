@@ -1,0 +1,110 @@
+//! `wait`: until every host that a change concerns has it in force.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use super::client::{Api, Call};
+use super::context::Connection;
+use super::{Code, Failure, Result, output};
+use crate::api::changes::ShownChange;
+use crate::progress::{Behind, Progress};
+
+/// How long the gateway is asked to hold back one answer: the bar moves at least as often.
+const ROUND: Duration = Duration::from_millis(1_000);
+const BAR_WIDTH: usize = 30;
+/// Laggards that are named.
+const NAMED_MAX: usize = 20;
+
+#[derive(Debug, Clone, Args)]
+pub struct WaitOptions {
+    /// Wait until every host it concerns has it in force.
+    #[arg(short, long)]
+    pub wait: bool,
+    /// How long to wait.
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "30s")]
+    pub timeout: Duration,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    /// The change to wait for.
+    change: u64,
+    /// How long to wait.
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "30s")]
+    timeout: Duration,
+}
+
+pub async fn wait(connection: &Connection, options: Options) -> Result {
+    wait_for(&connection.api()?, connection, options.change, options.timeout).await
+}
+
+/// Fails with the exit code that says why not.
+pub async fn wait_for(api: &Api, connection: &Connection, change: u64, timeout: Duration) -> Result {
+    let deadline = Instant::now() + timeout;
+    let terminal = std::io::stderr().is_terminal();
+    let paint = output::Paint(connection.color.is_on(terminal));
+    loop {
+        let round = deadline.saturating_duration_since(Instant::now()).min(ROUND);
+        let path = format!("/v1/changes/{change}?wait=enforced&timeout={}ms", round.as_millis());
+        let shown: ShownChange = api.fetch(&Call::get(path).waits(round)).await?;
+        if terminal && let Some(progress) = &shown.progress {
+            let _ = write!(std::io::stderr(), "\r\x1b[K{}", bar(progress));
+        }
+        let late = Instant::now() >= deadline;
+        let done = shown.progress.as_ref().is_some_and(|progress| progress.done);
+        let failed = shown.progress.as_ref().is_some_and(|progress| progress.behind.iter().any(Behind::failed));
+        if done || late || failed {
+            if terminal {
+                let _ = write!(std::io::stderr(), "\r\x1b[K");
+            }
+            return judged(change, shown.progress.as_ref(), paint);
+        }
+    }
+}
+
+/// Hosts enforced of span.
+pub fn bar(progress: &Progress) -> String {
+    let (enforced, span) = (progress.enforced as usize, progress.span as usize);
+    let filled = if span == 0 { BAR_WIDTH } else { BAR_WIDTH * enforced.min(span) / span };
+    format!("[{}{}] {enforced} of {span} hosts enforce it", "#".repeat(filled), ".".repeat(BAR_WIDTH - filled))
+}
+
+fn judged(change: u64, progress: Option<&Progress>, paint: output::Paint) -> Result {
+    let Some(progress) = progress else {
+        let message = format!("change {change} was not published in time, or nobody knows how far it is");
+        return Err(Failure::new(Code::TimedOut, message).hint("does a controller lead? see `groupcast doctor`"));
+    };
+    if progress.done {
+        output::say(&paint.green(&finished(progress)));
+        return Ok(());
+    }
+    Err(unfinished(progress))
+}
+
+pub fn finished(progress: &Progress) -> String {
+    let Progress { change, span, last_ms, .. } = progress;
+    match (span, last_ms) {
+        (0, _) => format!("change {change} concerns no host"),
+        (1, Some(ms)) => format!("change {change} is enforced on its one host after {ms} ms"),
+        (_, Some(ms)) => format!("change {change} is enforced on all {span} hosts after {ms} ms"),
+        (_, None) => format!("change {change} is enforced on all {span} hosts"),
+    }
+}
+
+pub fn unfinished(progress: &Progress) -> Failure {
+    let Progress { change, span, enforced, behind, .. } = progress;
+    let failed = behind.iter().any(Behind::failed);
+    let mut details: Vec<String> = behind.iter().take(NAMED_MAX).map(|b| format!("{}: {}", b.host, b.why)).collect();
+    let more = (span - enforced) as usize - details.len().min((span - enforced) as usize);
+    if more > 0 {
+        details.push(format!("and {more} more"));
+    }
+    let (code, hint) = match failed {
+        true => (Code::HostFailed, "the named hosts keep the last good policy; see `groupcast-agent status` there"),
+        false => (Code::TimedOut, "it goes on by itself: wait longer with `groupcast wait`"),
+    };
+    let message = format!("change {change} is enforced on {enforced} of {span} hosts");
+    Failure { code, message, details, hint: Some(hint.to_owned()) }
+}

@@ -1,0 +1,280 @@
+//! What a gateway knows by following CATALOG and REGISTRY: the desired state, who wrote which version, tokens, and the latest changes.
+//! Plain data: messages in, state out. Everything in it can be read again from the bus, so a gateway keeps nothing of its own.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use groupcast_bus_config::subjects::{CatalogKind, RegistryKey, parse_registry};
+use groupcast_control::catalog::Version;
+use groupcast_control::change::Record;
+use groupcast_control::document::{Document, HostEntry, Name, decode_record};
+use groupcast_control::mirror::{Item, Mirror, Origin};
+use groupcast_policy::ids::HostId;
+use groupcast_policy::model::{Event, World};
+
+use crate::token::Token;
+
+/// Changes that are remembered with their authors.
+pub const CHANGES_MAX: usize = 1_000;
+/// Documents of one change that are named; the rest is counted.
+pub const CHANGE_NAMES_MAX: usize = 100;
+
+/// The version of a document that is there now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    pub revision: u64,
+    pub change: u64,
+    pub at: SystemTime,
+    pub author: String,
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChangeDocument {
+    pub name: Name,
+    pub revision: u64,
+    pub deleted: bool,
+}
+
+/// A change as it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Changed {
+    pub number: u64,
+    pub at: SystemTime,
+    pub author: String,
+    pub reason: String,
+    pub documents: Vec<ChangeDocument>,
+    pub documents_total: usize,
+}
+
+/// A message of REGISTRY, read.
+#[derive(Debug)]
+pub struct Entered {
+    pub item: Item,
+    host: Option<(HostId, Option<HostEntry>)>,
+}
+
+impl Entered {
+    pub fn read(subject: &str, revision: u64, payload: &[u8]) -> Self {
+        let host = match parse_registry(subject) {
+            // An entry that cannot be read is no host that can be shown.
+            Some(RegistryKey::Host(host)) => Some((host, decode_record(payload).ok())),
+            _ => None,
+        };
+        Self { item: Item::registry(subject, revision, payload), host }
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Local {
+    mirror: Mirror,
+    world: World,
+    kept: BTreeMap<Name, Kept>,
+    tokens: BTreeMap<String, Arc<Token>>,
+    hosts: BTreeMap<HostId, HostEntry>,
+    changes: VecDeque<Arc<Changed>>,
+    refused: BTreeSet<String>,
+    catalog: Option<u64>,
+    registry: Option<u64>,
+}
+
+impl Local {
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    pub fn kept(&self, name: &Name) -> Option<&Kept> {
+        self.kept.get(name)
+    }
+
+    /// The documents of a kind, in the order of their ids.
+    pub fn kept_of(&self, kind: CatalogKind) -> impl Iterator<Item = (&Name, &Kept)> {
+        self.kept.iter().filter(move |(name, _)| name.kind == kind)
+    }
+
+    pub fn token(&self, id: &str) -> Option<&Arc<Token>> {
+        self.tokens.get(id)
+    }
+
+    pub fn tokens(&self) -> impl Iterator<Item = &Arc<Token>> {
+        self.tokens.values()
+    }
+
+    pub fn hosts(&self) -> &BTreeMap<HostId, HostEntry> {
+        &self.hosts
+    }
+
+    /// Oldest first.
+    pub fn changes(&self) -> impl DoubleEndedIterator<Item = &Arc<Changed>> {
+        self.changes.iter()
+    }
+
+    pub fn change(&self, number: u64) -> Option<&Arc<Changed>> {
+        self.changes.binary_search_by_key(&number, |changed| changed.number).ok().map(|at| &self.changes[at])
+    }
+
+    /// Documents whose last version cannot be read; the one before it counts.
+    pub fn refused(&self) -> impl Iterator<Item = &str> {
+        self.refused.iter().map(String::as_str)
+    }
+
+    /// Both streams were read.
+    pub fn is_loaded(&self) -> bool {
+        self.catalog.is_some() && self.registry.is_some()
+    }
+
+    /// The last sequence read of each stream.
+    pub fn through(&self) -> (u64, u64) {
+        (self.catalog.unwrap_or(0), self.registry.unwrap_or(0))
+    }
+
+    pub fn document(&self, name: &Name) -> Option<Document> {
+        let catalogue = &self.world.catalogue;
+        match name.kind {
+            CatalogKind::Group => catalogue.groups.get(&name.id().parse().ok()?).map(|s| Document::Group(s.value.clone())),
+            CatalogKind::Template => {
+                catalogue.templates.get(&name.id().parse().ok()?).map(|s| Document::Template(s.value.clone()))
+            }
+            CatalogKind::Token => self.tokens.get(name.id()).map(|token| token.document()),
+            CatalogKind::Change | CatalogKind::Host | CatalogKind::Source | CatalogKind::Term => None,
+        }
+    }
+
+    /// Takes one or more whole changes of CATALOG, or everything it holds; returns the changes.
+    pub fn catalog(&mut self, versions: Vec<Version>, through: u64, everything: bool) -> Vec<Arc<Changed>> {
+        if everything {
+            let there: BTreeSet<Name> = versions.iter().map(|version| version.name.clone()).collect();
+            let gone: Vec<Name> = self.kept.keys().filter(|name| !there.contains(name)).cloned().collect();
+            gone.iter().for_each(|name| self.remove(name));
+            self.refused.clear();
+        }
+        let changes: Vec<Arc<Changed>> = changes_of(&versions).into_iter().map(Arc::new).collect();
+        let ends = ends(&versions);
+        for version in versions {
+            let change = version.record().and_then(|record| ends.get(record).copied()).unwrap_or(version.revision);
+            self.take(version, change);
+        }
+        self.catalog = Some(through);
+        if !everything {
+            self.remember(&changes);
+        }
+        changes
+    }
+
+    /// Adds changes of the past, or those that came.
+    pub fn remember(&mut self, changes: &[Arc<Changed>]) {
+        for changed in changes {
+            match self.changes.binary_search_by_key(&changed.number, |c| c.number) {
+                Ok(at) => self.changes[at] = changed.clone(),
+                Err(at) => self.changes.insert(at, changed.clone()),
+            }
+        }
+        let over = self.changes.len().saturating_sub(CHANGES_MAX);
+        self.changes.drain(..over);
+    }
+
+    fn take(&mut self, version: Version, change: u64) {
+        let Version { name, revision, at, author, reason, document, .. } = version;
+        if matches!(name.kind, CatalogKind::Change | CatalogKind::Term) {
+            return;
+        }
+        let document = match document {
+            Ok(Some(document)) => document,
+            Ok(None) => return self.remove(&name),
+            Err(refused) => {
+                self.refused.insert(refused.to_string());
+                return;
+            }
+        };
+        match document {
+            Document::Group(group) => self.world.apply(&Event::Group { revision, group }),
+            Document::Template(template) => self.world.apply(&Event::Template { revision, template }),
+            Document::Other { body, .. } if name.kind == CatalogKind::Token => match Token::read(&name, &body) {
+                Ok(token) => {
+                    self.tokens.insert(name.id().to_owned(), Arc::new(token));
+                }
+                // A token that cannot be read opens nothing.
+                Err(why) => {
+                    self.tokens.remove(name.id());
+                    self.refused.insert(format!("{name} is refused: {why}"));
+                }
+            },
+            Document::Other { .. } => {}
+        }
+        self.kept.insert(name, Kept { revision, change, at, author, reason });
+    }
+
+    fn remove(&mut self, name: &Name) {
+        self.kept.remove(name);
+        match (name.kind, name.id().parse(), name.id().parse()) {
+            (CatalogKind::Group, Ok(id), _) => self.world.apply(&Event::GroupRemoved(id)),
+            (CatalogKind::Template, _, Ok(id)) => self.world.apply(&Event::TemplateRemoved(id)),
+            (CatalogKind::Token, ..) => {
+                self.tokens.remove(name.id());
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes one or more whole changes of REGISTRY, or everything it holds.
+    pub fn registry(&mut self, entered: Vec<Entered>, through: u64, everything: bool) {
+        if everything {
+            self.hosts.clear();
+        }
+        let mut items = Vec::with_capacity(entered.len());
+        for Entered { item, host } in entered {
+            match host {
+                Some((host, Some(entry))) => {
+                    self.hosts.insert(host, entry);
+                }
+                Some((host, None)) => {
+                    self.hosts.remove(&host);
+                }
+                None => items.push(item),
+            }
+        }
+        let events =
+            if everything { self.mirror.load(Origin::Registry, items) } else { self.mirror.apply(Origin::Registry, items) };
+        events.iter().for_each(|event| self.world.apply(event));
+        self.registry = Some(through);
+    }
+}
+
+/// Where the changes end that are led by a record, by the record's id.
+fn ends(versions: &[Version]) -> BTreeMap<String, u64> {
+    let records = versions.iter().filter(|version| version.name.kind == CatalogKind::Change);
+    let end = |version: &Version| match &version.document {
+        Ok(Some(Document::Other { body, .. })) => {
+            let record: Record = serde_json::from_value(body.clone()).ok()?;
+            Some((version.name.id().to_owned(), version.revision + record.documents))
+        }
+        _ => None,
+    };
+    records.filter_map(end).collect()
+}
+
+/// The changes that these versions were written with. A change of several documents is led by a record that says how many.
+pub fn changes_of(versions: &[Version]) -> Vec<Changed> {
+    let ends = ends(versions);
+    let mut changes: BTreeMap<u64, Changed> = BTreeMap::new();
+    for version in versions.iter().filter(|v| !matches!(v.name.kind, CatalogKind::Change | CatalogKind::Term)) {
+        let end = version.record().map_or(Some(version.revision), |record| ends.get(record).copied());
+        // Without its record nobody knows where the change ends: it is too old to be told.
+        let Some(number) = end else { continue };
+        let changed = changes.entry(number).or_insert_with(|| Changed {
+            number,
+            at: version.at,
+            author: version.author.clone(),
+            reason: version.reason.clone(),
+            documents: Vec::new(),
+            documents_total: 0,
+        });
+        changed.documents_total += 1;
+        if changed.documents.len() < CHANGE_NAMES_MAX {
+            let deleted = matches!(version.document, Ok(None));
+            changed.documents.push(ChangeDocument { name: version.name.clone(), revision: version.revision, deleted });
+        }
+    }
+    changes.into_values().collect()
+}

@@ -1,0 +1,219 @@
+//! How far changes are, from the controller that published them to the gateways that are asked.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::{Client, RequestErrorKind};
+use futures::StreamExt;
+use groupcast_bus_config::{connect, subjects};
+use groupcast_control::controller::{Controller, Settings};
+use groupcast_control::progress as control;
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::Instant;
+use utoipa::ToSchema;
+
+/// Hosts behind that are named to gateways.
+pub const BEHIND_MAX: usize = 100;
+/// Progress that waits for a slow watcher before it is cut off.
+const MOVES_MAX: usize = 256;
+/// How often a change that is waited for is asked about: at first often, because most are quick.
+const ASK_FIRST: Duration = Duration::from_millis(5);
+const ASK_MAX: Duration = Duration::from_millis(200);
+/// How long the controllers have to say what they know when nobody waits.
+const ASK_ONCE: Duration = Duration::from_millis(300);
+/// Pause before something that failed is tried again.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Behind {
+    pub host: String,
+    /// `waiting`, `unreachable`, `failing`, `frozen`, `bypassed` or `lockdown`.
+    pub state: String,
+    /// In words.
+    pub why: String,
+}
+
+impl Behind {
+    /// The host says itself that it could not put it in force.
+    pub fn failed(&self) -> bool {
+        ["failing", "error"].contains(&self.state.as_str())
+    }
+}
+
+/// How far a change is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Progress {
+    pub change: u64,
+    /// Hosts it concerns.
+    pub span: u32,
+    /// Hosts that have it in force.
+    pub enforced: u32,
+    pub done: bool,
+    /// Milliseconds from its publication until so many hosts had it in force.
+    pub first_ms: Option<u32>,
+    pub p50_ms: Option<u32>,
+    pub p99_ms: Option<u32>,
+    pub last_ms: Option<u32>,
+    /// Up to 100 hosts that have not.
+    pub behind: Vec<Behind>,
+}
+
+impl From<&control::Progress> for Progress {
+    fn from(progress: &control::Progress) -> Self {
+        let named = |(host, why): &(groupcast_policy::ids::HostId, control::Why)| {
+            let why = why.to_string();
+            // A reason follows the name of the state after a colon.
+            let state = why.split(':').next().unwrap_or_default().to_owned();
+            Behind { host: host.to_string(), state, why }
+        };
+        let summary = &progress.summary;
+        Self {
+            change: progress.change,
+            span: progress.span,
+            enforced: summary.enforced,
+            done: progress.is_done(),
+            first_ms: summary.first_ms,
+            p50_ms: summary.p50_ms,
+            p99_ms: summary.p99_ms,
+            last_ms: summary.last_ms,
+            behind: progress.behind.iter().take(BEHIND_MAX).map(named).collect(),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Ask {
+    change: u64,
+}
+
+/// The controller's side: answers what it knows and tells what moves, for as long as the process lasts.
+pub async fn serve(settings: Settings, controller: Arc<Controller>) {
+    loop {
+        if let Err(error) = serve_once(&settings, &controller).await {
+            tracing::warn!(%error, "gateways cannot be told how far changes are; trying again");
+        }
+        tokio::time::sleep(RETRY_PAUSE).await;
+    }
+}
+
+async fn serve_once(settings: &Settings, controller: &Controller) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let (client, _events) = connect::connect(settings.options()).await?;
+    let mut asked = client.subscribe(subjects::PROGRESS).await?;
+    let mut moves = controller.watch().await?;
+    loop {
+        tokio::select! {
+            message = asked.next() => {
+                let Some(message) = message else { return Ok(()) };
+                let (Some(reply), Ok(ask)) = (message.reply, serde_json::from_slice::<Ask>(&message.payload)) else { continue };
+                // Who did not publish it says nothing: somebody else did.
+                if let Some(progress) = controller.progress(ask.change).await? {
+                    client.publish(reply, serde_json::to_vec(&Progress::from(&progress))?.into()).await?;
+                }
+            }
+            moved = moves.recv() => match moved {
+                Ok(progress) => {
+                    client.publish(subjects::PROGRESSED, serde_json::to_vec(&Progress::from(&*progress))?.into()).await?;
+                }
+                // What was missed is asked for.
+                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return Ok(()),
+            }
+        }
+    }
+}
+
+/// The gateway's side.
+#[derive(Clone)]
+pub struct Watcher {
+    client: Client,
+    moves: broadcast::Sender<Arc<Progress>>,
+}
+
+/// What is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    Published,
+    Enforced,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Known {
+    Progress(Progress),
+    /// No controller published it, or those that did have forgotten it.
+    Nothing,
+    /// No controller listens.
+    NoController,
+}
+
+impl Watcher {
+    pub fn start(client: &Client) -> Self {
+        let watcher = Self { client: client.clone(), moves: broadcast::channel(MOVES_MAX).0 };
+        let listening = watcher.clone();
+        tokio::spawn(async move {
+            loop {
+                if let Ok(mut told) = listening.client.subscribe(subjects::PROGRESSED).await {
+                    while let Some(message) = told.next().await {
+                        if let Ok(progress) = serde_json::from_slice(&message.payload) {
+                            let _ = listening.moves.send(Arc::new(progress)); // nobody watches
+                        }
+                    }
+                }
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
+        });
+        watcher
+    }
+
+    pub fn moves(&self) -> broadcast::Receiver<Arc<Progress>> {
+        self.moves.subscribe()
+    }
+
+    /// What the controllers know now.
+    pub async fn ask(&self, change: u64) -> Known {
+        self.ask_within(change, ASK_ONCE).await
+    }
+
+    async fn ask_within(&self, change: u64, within: Duration) -> Known {
+        let request = async_nats::Request::new()
+            .payload(serde_json::to_vec(&Ask { change }).unwrap_or_default().into())
+            .timeout(Some(within));
+        match self.client.send_request(subjects::PROGRESS, request).await {
+            Ok(message) => serde_json::from_slice(&message.payload).map_or(Known::Nothing, Known::Progress),
+            Err(error) if error.kind() == RequestErrorKind::NoResponders => Known::NoController,
+            Err(_) => Known::Nothing,
+        }
+    }
+
+    /// Waits until the change is published or enforced everywhere, and says how far it is then or when the time is up.
+    pub async fn wait(&self, change: u64, until: Until, deadline: Instant) -> Known {
+        let enough = |progress: &Progress| until == Until::Published || progress.done;
+        let (mut moves, mut known, mut pause) = (self.moves(), Known::Nothing, ASK_FIRST);
+        loop {
+            let begun = Instant::now();
+            tokio::select! {
+                answer = self.ask_within(change, pause) => {
+                    match answer {
+                        Known::Progress(progress) => known = Known::Progress(progress),
+                        other if !matches!(known, Known::Progress(_)) => known = other,
+                        _ => {}
+                    }
+                    // An answer may have come at once: ask no more often for that.
+                    tokio::time::sleep_until((begun + pause).min(deadline)).await;
+                    pause = (pause * 2).min(ASK_MAX);
+                }
+                moved = moves.recv() => match moved {
+                    Ok(progress) if progress.change == change => known = Known::Progress((*progress).clone()),
+                    _ => {}
+                },
+                _ = tokio::time::sleep_until(deadline) => {}
+            }
+            match &known {
+                Known::Progress(progress) if enough(progress) => return known,
+                _ if Instant::now() >= deadline => return known,
+                _ => {}
+            }
+        }
+    }
+}

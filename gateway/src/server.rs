@@ -1,0 +1,158 @@
+//! Takes connections: a bounded number of them, with or without TLS, and none that does not keep up.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::ConnectInfo;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, Sleep};
+use tokio_rustls::TlsAcceptor;
+
+/// Connections at once; further ones wait to be accepted.
+pub const CONNECTIONS_MAX: usize = 2_048;
+/// How long a client may take for the TLS handshake.
+pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a client may take to send the head of a request, and may stay between two.
+pub const HEAD_DEADLINE: Duration = Duration::from_secs(30);
+/// A client that takes nothing for so long is cut off.
+pub const STALL_MAX: Duration = Duration::from_secs(30);
+/// How long requests in flight may take to end when the process is told to.
+pub const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
+/// Pause after a failure to accept, such as too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A connection whose writes fail when nothing of them is taken for [`STALL_MAX`].
+struct Patient<T> {
+    inner: T,
+    stall: Option<Pin<Box<Sleep>>>,
+}
+
+impl<T> Patient<T> {
+    fn new(inner: T) -> Self {
+        Self { inner, stall: None }
+    }
+
+    fn judge<R>(&mut self, outcome: Poll<io::Result<R>>, context: &mut Context<'_>) -> Poll<io::Result<R>> {
+        if outcome.is_ready() {
+            self.stall = None;
+            return outcome;
+        }
+        let stall = self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALL_MAX)));
+        match stall.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing"))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Patient<T> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(context, buffer)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Patient<T> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.inner).poll_write(context, bytes);
+        self.judge(outcome, context)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let outcome = Pin::new(&mut self.inner).poll_flush(context);
+        self.judge(outcome, context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let outcome = Pin::new(&mut self.inner).poll_shutdown(context);
+        self.judge(outcome, context)
+    }
+}
+
+/// Waits until it is told to end, or nobody can tell any more.
+async fn told(end: &mut watch::Receiver<bool>) {
+    let _ = end.wait_for(|end| *end).await;
+}
+
+/// Serves until `end` says so, then lets requests in flight finish.
+pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Router, mut end: watch::Receiver<bool>) {
+    let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let permit = tokio::select! {
+            permit = connections.clone().acquire_owned() => permit,
+            () = told(&mut end) => break,
+        };
+        let Ok(permit) = permit else { break };
+        let (stream, peer) = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection was not accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            },
+            () = told(&mut end) => break,
+        };
+        let (tls, router, end) = (tls.clone(), router.clone(), end.clone());
+        tokio::spawn(async move {
+            connection(stream, peer, tls, router, end).await;
+            drop(permit);
+        });
+    }
+    let all = connections.acquire_many(CONNECTIONS_MAX as u32);
+    if tokio::time::timeout(DRAIN_DEADLINE, all).await.is_err() {
+        tracing::warn!("some requests were still in flight at the end");
+    }
+}
+
+async fn connection(stream: TcpStream, peer: SocketAddr, tls: Option<TlsAcceptor>, router: Router, end: watch::Receiver<bool>) {
+    let _ = stream.set_nodelay(true); // slower without, no more
+    let stream = Patient::new(stream);
+    match tls {
+        None => speak(stream, peer, router, end).await,
+        Some(tls) => match tokio::time::timeout(HANDSHAKE_DEADLINE, tls.accept(stream)).await {
+            Ok(Ok(stream)) => speak(stream, peer, router, end).await,
+            Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS"),
+            Err(_) => tracing::debug!(%peer, "no TLS in time"),
+        },
+    }
+}
+
+async fn speak<T>(stream: T, peer: SocketAddr, router: Router, mut end: watch::Receiver<bool>)
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(ConnectInfo(peer));
+        let router = router.clone();
+        async move { tower_service::Service::call(&mut router.clone(), request).await }
+    });
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE);
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    let outcome = tokio::select! {
+        outcome = connection.as_mut() => outcome,
+        () = told(&mut end) => {
+            connection.as_mut().graceful_shutdown();
+            let deadline = Instant::now() + DRAIN_DEADLINE;
+            match tokio::time::timeout_at(deadline, connection).await {
+                Ok(outcome) => outcome,
+                Err(_) => return,
+            }
+        }
+    };
+    if let Err(error) = outcome {
+        tracing::debug!(%peer, %error, "a connection ended");
+    }
+}

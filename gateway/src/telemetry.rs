@@ -1,0 +1,126 @@
+//! Logs, to stderr, and traces, to a collector if one is named.
+
+use clap::{Args, ValueEnum};
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
+use serde::Deserialize;
+use tracing::Level;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Where a collector takes traces, below its address.
+const TRACES_PATH: &str = "/v1/traces";
+
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+pub enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+#[derive(Debug, Clone, Default, Args, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TelemetryOptions {
+    /// Where an OpenTelemetry collector takes traces over HTTP, such as http://127.0.0.1:4318. Without it none are kept.
+    #[arg(long, env = "GROUPCAST_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
+    /// Which part of all changes is traced, from 0 to 1 [default: 1]
+    #[arg(long, value_parser = ratio)]
+    pub otlp_sample_ratio: Option<f64>,
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    let ratio: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    if (0.0..=1.0).contains(&ratio) { Ok(ratio) } else { Err("it is from 0 to 1".to_owned()) }
+}
+
+impl TelemetryOptions {
+    /// What is not said here is taken from there.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            otlp_endpoint: self.otlp_endpoint.or(other.otlp_endpoint),
+            otlp_sample_ratio: self.otlp_sample_ratio.or(other.otlp_sample_ratio),
+        }
+    }
+}
+
+/// Sends what is left when it is dropped.
+pub struct Telemetry {
+    provider: Option<SdkTracerProvider>,
+}
+
+impl Drop for Telemetry {
+    fn drop(&mut self) {
+        if let Some(provider) = self.provider.take()
+            && let Err(error) = provider.shutdown()
+        {
+            eprintln!("the last traces could not be sent: {error}");
+        }
+    }
+}
+
+/// Logs from now on. What is logged is set by GROUPCAST_LOG, `usual` without it; traces hold every stage of every change that is sampled.
+pub fn start(format: LogFormat, options: &TelemetryOptions, instance: &str, usual: &str) -> anyhow::Result<Telemetry> {
+    let filter = EnvFilter::try_from_env("GROUPCAST_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
+    let provider = options.otlp_endpoint.as_deref().map(|endpoint| traces(endpoint, options, instance)).transpose()?;
+    let exported = provider.as_ref().map(|provider| {
+        let own = Targets::new().with_target("groupcast", Level::DEBUG);
+        tracing_opentelemetry::layer().with_tracer(provider.tracer("groupcast")).with_filter(own)
+    });
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(false).with_filter(filter).boxed(),
+        LogFormat::Json => lines.json().with_filter(filter).boxed(),
+    };
+    // A second logger would be a mistake of ours; going on without one is better than not starting.
+    let _ = tracing_subscriber::registry().with(exported).with(lines).try_init();
+    Ok(Telemetry { provider })
+}
+
+fn traces(endpoint: &str, options: &TelemetryOptions, instance: &str) -> anyhow::Result<SdkTracerProvider> {
+    let exporter = SpanExporter::builder().with_http().with_endpoint(address(endpoint)?).build()?;
+    let service = KeyValue::new("service.instance.id", instance.to_owned());
+    let ratio = options.otlp_sample_ratio.unwrap_or(1.0).clamp(0.0, 1.0);
+    Ok(SdkTracerProvider::builder()
+        .with_batch_exporter(exporter)
+        .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio))))
+        .with_resource(Resource::builder().with_service_name("groupcast").with_attribute(service).build())
+        .build())
+}
+
+fn address(endpoint: &str) -> anyhow::Result<String> {
+    let Some(rest) = endpoint.strip_prefix("http://") else {
+        anyhow::bail!("otlp_endpoint is {endpoint:?}: name a collector as http://HOST:PORT, and let one on this machine do TLS");
+    };
+    let bare = rest.trim_end_matches('/');
+    Ok(if bare.contains('/') { endpoint.to_owned() } else { format!("http://{bare}{TRACES_PATH}") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collector_is_named_with_or_without_its_path() {
+        for (endpoint, expected) in [
+            ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
+            ("http://127.0.0.1:4318/", "http://127.0.0.1:4318/v1/traces"),
+            ("http://collector:80/otlp/v1/traces", "http://collector:80/otlp/v1/traces"),
+        ] {
+            assert_eq!(address(endpoint).unwrap(), expected);
+        }
+        assert!(address("collector:4318").unwrap_err().to_string().contains("http://HOST:PORT"));
+    }
+
+    #[test]
+    fn a_part_is_between_nothing_and_all() {
+        assert_eq!((ratio("0"), ratio("1"), ratio("0.25")), (Ok(0.0), Ok(1.0), Ok(0.25)));
+        assert!(ratio("1.1").is_err() && ratio("-0.1").is_err() && ratio("all").is_err());
+    }
+}

@@ -1,0 +1,83 @@
+//! Controllers as processes of their own, killed and told to end by their own process ids.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Nothing takes longer than this on a slow machine.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A controller that is a process. Ends with its value.
+pub(super) struct Process {
+    pub name: String,
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Process {
+    /// `binary`: where it is; without it, the one beside this program.
+    pub fn start(binary: Option<&Path>, server: &str, name: String, lease_ms: u32) -> anyhow::Result<Self> {
+        let binary = match binary {
+            Some(path) => path.to_owned(),
+            None => std::env::current_exe()?.with_file_name("groupcast"),
+        };
+        // Free a moment ago; should somebody take it in between, the process says so and the benchmark fails.
+        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+        let (listen, lease) = (address.to_string(), format!("{lease_ms}ms"));
+        let child = Command::new(&binary)
+            .args(["controller", "--server", server, "--name", &name, "--listen", &listen, "--lease", &lease])
+            .env("GROUPCAST_LOG", "warn")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| {
+                format!("cannot run {}: build it with `cargo build --release -p groupcast-gateway`", binary.display())
+            })?;
+        Ok(Self { name, child, address })
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// SIGTERM: hands over and ends.
+    pub fn terminate(&self) -> anyhow::Result<()> {
+        Ok(kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM)?)
+    }
+}
+
+impl Process {
+    /// Waits until it can lead.
+    pub async fn ready(&self) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        while !self.answers().await.unwrap_or(false) {
+            ensure!(begun.elapsed() < DEADLINE, "{} does not become ready", self.name);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
+    async fn answers(&self) -> std::io::Result<bool> {
+        let mut stream = tokio::net::TcpStream::connect(self.address).await?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok(answer.starts_with("HTTP/1.1 200"))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
