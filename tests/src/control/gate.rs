@@ -134,7 +134,7 @@ async fn pass(mut from: impl AsyncReadExt + Unpin, mut to: impl AsyncWriteExt + 
                     !dead && !trap.set_off && trap.step_of(&frame, sent) == Some(trap.moment.step)
                 }
             };
-            if !dead && !(hit && !trap.as_ref().is_some_and(|trap| trap.moment.after)) {
+            if !dead && (!hit || trap.as_ref().is_some_and(|trap| trap.moment.after)) {
                 out.extend_from_slice(&frame.bytes);
             }
             let Some(trap) = trap.as_mut().filter(|_| hit) else { continue };
