@@ -95,7 +95,8 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
     let inbox = subjects::inbox_all(&role.inbox_prefix(name));
     match role {
         // Not among these: replies from the hosts' account, so that no answer can be steered by a host; deleting streams, and
-        // purging any but TOPICS, which begins every life at sequences of its own and holds nothing that is not derived; subscribing to what the leader writes, where a refused batch would be visible.
+        // purging or moving any but TOPICS, which begins every life at sequences of its own, holds nothing that is not derived, and
+        // may have to be freed from a leader that is stuck; subscribing to what the leader writes, where a refused batch would show.
         Role::Controller => {
             let mut publish = owned(&[
                 subjects::WRITE_ALL,
@@ -111,7 +112,7 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
                 publish.extend(subjects::js_reading(stream.name));
                 publish.extend(["STREAM.CREATE", "STREAM.UPDATE"].map(|operation| subjects::js_api(operation, stream.name)));
             }
-            publish.push(subjects::js_api("STREAM.PURGE", TOPICS.name));
+            publish.extend(["STREAM.PURGE", "STREAM.LEADER.STEPDOWN"].map(|operation| subjects::js_api(operation, TOPICS.name)));
             let mut subscribe = owned(&subjects::SERVICES_ALL);
             subscribe.extend(owned(&[&inbox, subjects::READ_ALL, subjects::REPLICA, subjects::TOPICS_LEADER_ELECTED]));
             Permissions { publish, publish_never: Vec::new(), subscribe }

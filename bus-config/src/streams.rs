@@ -207,12 +207,19 @@ pub async fn ensure_one(client: &Client, stream: &Stream, replicas: usize) -> Re
 /// Clears TOPICS up to `first` and has it go on there: every life of the stream has sequences of its own, so that no leader of an
 /// earlier one can find the sequence it expects. Messages at `first` and above stay.
 pub async fn begin_topics(client: &Client, first: u64) -> Result<(), Error> {
-    let answer = api(client, "STREAM.PURGE", TOPICS.name, &serde_json::json!({ "seq": first })).await?;
+    of_topics(client, "STREAM.PURGE", &serde_json::json!({ "seq": first })).await
+}
+
+/// Has the servers elect another leader for TOPICS. A stream on one server has none to elect, and says so.
+pub async fn move_topics_leader(client: &Client) -> Result<(), Error> {
+    of_topics(client, "STREAM.LEADER.STEPDOWN", &serde_json::json!({})).await
+}
+
+async fn of_topics(client: &Client, verb: &str, body: &Value) -> Result<(), Error> {
+    let answer = api(client, verb, TOPICS.name, body).await?;
     match answer["success"].as_bool() {
         Some(true) => Ok(()),
-        _ => {
-            Err(Error::BadAnswer { subject: subjects::js_api("STREAM.PURGE", TOPICS.name), reason: answer["error"].to_string() })
-        }
+        _ => Err(Error::BadAnswer { subject: subjects::js_api(verb, TOPICS.name), reason: answer["error"].to_string() }),
     }
 }
 

@@ -163,6 +163,12 @@ impl World {
         started.await.expect("the controller starts")
     }
 
+    /// Publishes what a world begins with, written down as CATALOG would have it.
+    pub async fn publish(&self, node: &NodeHandle, edits: Vec<(Topic, Edit)>) {
+        self.written.write(&edits);
+        publish(node, 1, edits).await.expect("the leader leads");
+    }
+
     /// A controller that serves but never leads.
     pub async fn service(&mut self, server: usize, name: &str) -> NodeHandle {
         self.node_with(server, name, false).await
@@ -254,7 +260,14 @@ pub async fn leader(nodes: &[NodeHandle]) -> usize {
         if let Some(index) = nodes.iter().position(|node| node.leading().borrow().is_some()) {
             return index;
         }
-        assert!(start.elapsed() < DEADLINE, "nobody leads");
+        if start.elapsed() > DEADLINE {
+            let mut states = String::new();
+            for node in nodes {
+                let state = node.inspect(|node, _| format!("{node:?}")).await.unwrap_or_else(|| "has ended".into());
+                states.push_str(&format!("\n{state:.3000}"));
+            }
+            panic!("nobody leads:{states}");
+        }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

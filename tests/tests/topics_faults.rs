@@ -21,8 +21,8 @@ const GROUPS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 const LEASE_MS: u64 = 1_000;
 
 /// Hosts that follow the groups: those with an even number all of them, the others half.
-async fn follow(node: &NodeHandle, hosts: usize) {
-    publish(node, 1, following(hosts)).await.expect("the leader leads");
+async fn follow(world: &World, node: &NodeHandle, hosts: usize) {
+    world.publish(node, following(hosts)).await;
 }
 
 fn following(hosts: usize) -> Vec<(Topic, Edit)> {
@@ -88,8 +88,7 @@ async fn a_killed_server_forgets_its_topics_and_they_are_published_again_under_a
     world.lease_ms = LEASE_MS;
     let nodes = [world.node(0, "c1").await, world.node(0, "c2").await];
     let first = leader(&nodes).await;
-    world.written.write(&following(4));
-    follow(&nodes[first], 4).await;
+    follow(&world, &nodes[first], 4).await;
     let marks = Marks::written_in(&world);
     let hosts = join(&mut world, &marks, &[0; 4]).await;
     for (host, _) in &hosts {
@@ -122,8 +121,8 @@ async fn the_cluster_loses_its_stream_leader_and_nobody_loses_a_change() {
     let others = [(lost + 1) % 3, (lost + 2) % 3];
     let nodes = [world.node(others[0], "c1").await, world.node(others[1], "c2").await];
     let first = leader(&nodes).await;
-    follow(&nodes[first], 3).await;
-    let marks = Marks::default();
+    follow(&world, &nodes[first], 3).await;
+    let marks = Marks::written_in(&world);
     let hosts = join(&mut world, &marks, &[others[0], others[1], lost]).await;
     let (stop, mut random) = (AtomicBool::new(false), Random::new(seed()));
     let both: Vec<&NodeHandle> = nodes.iter().collect();
@@ -144,14 +143,14 @@ async fn the_cluster_loses_its_stream_leader_and_nobody_loses_a_change() {
 async fn a_writer_killed_in_the_middle_of_a_batch_leaves_all_of_it_or_nothing() {
     let mut world = World::one().await;
     world.lease_ms = LEASE_MS;
-    let marks = Marks::default();
+    let marks = Marks::written_in(&world);
     let groups: Vec<String> = (0..3_000).map(|i| format!("g{i}")).collect();
     let mut nodes = [world.node(0, "c0").await];
     leader(&nodes).await;
     let names: Vec<&str> = groups.iter().map(String::as_str).collect();
     let placed = [place("h0", "w0", 1, &["all"]), place("h1", "w1", 2, &["half"])];
     let edits = [rules("all", &names), rules("half", &names[..1_500])].into_iter().chain(placed).collect();
-    publish(&nodes[0], 1, edits).await.expect("the leader leads");
+    world.publish(&nodes[0], edits).await;
     let hosts = join(&mut world, &marks, &[0, 0]).await;
     for (host, _) in &hosts {
         settled(&nodes[0], host).await;
@@ -202,8 +201,8 @@ async fn ten_stream_leader_elections_under_load_lose_nothing() {
     let observer = world.observer("observer").await;
     let nodes = [world.node(0, "c1").await, world.node(1, "c2").await];
     let first = leader(&nodes).await;
-    follow(&nodes[first], 3).await;
-    let marks = Marks::default();
+    follow(&world, &nodes[first], 3).await;
+    let marks = Marks::written_in(&world);
     let hosts = join(&mut world, &marks, &[0, 1, 2]).await;
     let (stop, mut random) = (AtomicBool::new(false), Random::new(seed()));
     let both: Vec<&NodeHandle> = nodes.iter().collect();
@@ -233,8 +232,8 @@ async fn a_cut_route_is_made_up_for_when_it_heals() {
     let far = (source + 1) % 3;
     let nodes = [world.node(source, "c1").await];
     leader(&nodes).await;
-    follow(&nodes[0], 3).await;
-    let marks = Marks::default();
+    follow(&world, &nodes[0], 3).await;
+    let marks = Marks::written_in(&world);
     let hosts = join(&mut world, &marks, &[far, far, source]).await;
     for (host, _) in &hosts {
         settled(&nodes[0], host).await;
@@ -281,8 +280,8 @@ async fn a_stalled_reader_delays_nobody_and_catches_up() {
     let mut world = World::one().await;
     let nodes = [world.node(0, "c1").await];
     leader(&nodes).await;
-    follow(&nodes[0], 3).await;
-    let marks = Marks::default();
+    follow(&world, &nodes[0], 3).await;
+    let marks = Marks::written_in(&world);
     let hosts = join(&mut world, &marks, &[0, 0]).await;
     // One host hangs in the middle of putting a state in force.
     let gate = Arc::new(Gate::default());
@@ -350,8 +349,8 @@ async fn a_reader_that_was_away_for_long_catches_up() {
     let home = (world.topics_leader(&observer).await + 1) % 3;
     let nodes = [world.node((home + 1) % 3, "c1").await];
     leader(&nodes).await;
-    follow(&nodes[0], 2).await;
-    let marks = Marks::default();
+    follow(&world, &nodes[0], 2).await;
+    let marks = Marks::written_in(&world);
     let hosts = join(&mut world, &marks, &[home, (home + 1) % 3]).await;
     let mut random = Random::new(seed());
     let all: Vec<&NodeHandle> = nodes.iter().collect();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use groupcast_tests::World;
 use groupcast_tests::fleet::{place, rules};
 use groupcast_tests::marks::Marks;
-use groupcast_tests::world::{eventually, full, leader, publish, seed, settled};
+use groupcast_tests::world::{eventually, full, leader, seed, settled};
 use groupcast_topics::random::Random;
 
 /// Hosts that join at the same time.
@@ -37,8 +37,8 @@ async fn joins_while_the_writer_never_rests_end_equal_with_nothing_applied_twice
         edits.push(rules(&format!("r{host}"), &remotes));
         edits.push(place(&format!("h{host}"), &format!("w{host}"), host as u32, &[&format!("r{host}")]));
     }
-    publish(node, 1, edits).await.unwrap();
-    let marks = Marks::default();
+    world.publish(node, edits).await;
+    let marks = Marks::written_in(&world);
     for group in &groups {
         marks.publish(node, &[group]).await;
     }

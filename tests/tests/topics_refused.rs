@@ -6,7 +6,7 @@ use groupcast_tests::World;
 use groupcast_tests::desk::{Desk, Message};
 use groupcast_tests::fleet::{address, host_id, join, place, rules};
 use groupcast_tests::marks::Marks;
-use groupcast_tests::world::{ask, eventually, leader, publish, settled};
+use groupcast_tests::world::{ask, eventually, leader, settled};
 use groupcast_topics::nats::Republished;
 use groupcast_topics::reader::{Event, Incident};
 
@@ -250,8 +250,8 @@ async fn spoofed_replayed_and_damaged_messages_on_the_bus_change_nothing() {
     let nodes = [world.node(0, "c1").await];
     leader(&nodes).await;
     let node = &nodes[0];
-    let marks = Marks::default();
-    publish(node, 1, vec![rules("all", &["a", "b"]), place("h", "w", 1, &["all"])]).await.unwrap();
+    let marks = Marks::written_in(&world);
+    world.publish(node, vec![rules("all", &["a", "b"]), place("h", "w", 1, &["all"])]).await;
     marks.publish(node, &["a", "b"]).await;
     let (witness, watch) = marks.watch();
     let host = world.host_watched(0, "h", watch).await;
@@ -327,8 +327,7 @@ async fn topics_deleted_and_made_again_are_followed_under_a_new_term() {
         let both = [&nodes[0], &nodes[1]];
         let first = leader(&nodes).await;
         let edits = vec![rules("all", &["a", "b"]), place("h", "w", 1, &["all"])];
-        world.written.write(&edits);
-        publish(&nodes[first], 1, edits).await.unwrap();
+        world.publish(&nodes[first], edits).await;
         let marks = Marks::written_in(&world);
         let (witness, watch) = marks.watch();
         let host = world.host_watched(last, "h", watch).await;

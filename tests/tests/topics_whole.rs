@@ -7,7 +7,7 @@ use groupcast_policy::topic::Topic;
 use groupcast_tests::World;
 use groupcast_tests::fleet::{join, place, rules};
 use groupcast_tests::marks::Marks;
-use groupcast_tests::world::{Host, leader, publish, settled};
+use groupcast_tests::world::{Host, leader, settled};
 use groupcast_topics::nats::NodeHandle;
 use groupcast_topics::reader::Settings;
 
@@ -53,7 +53,7 @@ async fn changes_of(size: usize, changes: usize) {
     let nodes = [world.node(0, "c1").await];
     leader(&nodes).await;
     let node = &nodes[0];
-    let marks = Marks::default();
+    let marks = Marks::written_in(&world);
     let groups: Vec<String> = (0..size).map(|i| format!("g{i}")).collect();
     let some: Vec<String> = groups.iter().step_by(3).cloned().collect();
     let one = vec![groups[size / 2].clone()];
@@ -62,7 +62,7 @@ async fn changes_of(size: usize, changes: usize) {
     edits.extend(follow("one", 3, &one));
     edits.extend(follow("none", 4, &["elsewhere".to_owned()]));
     edits.push(join("elsewhere", &[1]));
-    publish(node, 1, edits).await.unwrap();
+    world.publish(node, edits).await;
     // One change before anyone joins: part of the snapshots.
     marks.publish(node, &groups).await;
 

@@ -3,6 +3,10 @@
 //! The shape is that of a large published benchmark: spaces of a few workloads, three groups per space that select inside it
 //! and name each other. The same is measured at a tenth of the size: a change must cost what it touches, not what exists.
 //!
+//! Changes are timed twice: one after the other, as under load (`member_change_us_p50`), and each after the processor's caches were
+//! filled with something else, as when changes come now and then (`cold_…`). Only the second compares sizes: one after the other,
+//! a tenth of the catalogue stays in the cache and the whole does not, which says something of the cache.
+//!
 //! Counted by callgrind, a change executes as many instructions at both sizes, within two in a hundred. What growth there is in time
 //! is memory: with a last-level cache of 32 MiB simulated, the large catalogue missed it two to three times as often as the tenth.
 
@@ -40,6 +44,10 @@ const WARM_UP_ROUNDS: usize = 10;
 const PICKS: usize = SPACES / 10;
 /// What "the same at both sizes" means on a machine that is not alone.
 const GROWTH_MAX: f64 = 1.15;
+/// Changes of members timed with cold caches, in each size; half of them come, half go.
+const COLD_PICKS: usize = 400;
+/// Read before each of those: more than the caches of today's processors hold.
+const COLD_BYTES: usize = 128 << 20;
 
 pub fn run() -> anyhow::Result<Report> {
     say(format_args!("{SPACES} spaces from scratch"));
@@ -62,6 +70,12 @@ pub fn run() -> anyhow::Result<Report> {
             large.round()?;
         }
     }
+    say(format_args!("{COLD_PICKS} members with cold caches"));
+    let mut cold = Cold::new();
+    for _ in 0..COLD_PICKS / COLD_ROUND {
+        large.cold_round(&mut cold)?;
+        small.cold_round(&mut cold)?;
+    }
     Ok(Report::new("compile")
         .with("spaces", SPACES)
         .with("workloads", SPACES * WORKLOADS_PER_SPACE)
@@ -77,8 +91,11 @@ pub fn run() -> anyhow::Result<Report> {
         .with("tenth_member_change_us_p99", small.member.p99())
         .with("tenth_rule_change_us_p50", small.rule.p50())
         .with("tenth_label_change_us_p50", small.label.p50())
+        .with("cold_member_change_us_p50", large.cold_member.p50())
+        .with("tenth_cold_member_change_us_p50", small.cold_member.p50())
         .with("growth_full", large.full_ms / small.full_ms)
-        .with_goal("growth_member_change_p50", large.member.growth(&small.member), GROWTH_MAX)
+        .with_goal("growth_cold_member_change_p50", large.cold_member.growth(&small.cold_member), GROWTH_MAX)
+        .with("growth_member_change_p50", large.member.growth(&small.member))
         .with("growth_rule_change_p50", large.rule.growth(&small.rule))
         .with("growth_label_change_p50", large.label.growth(&small.label)))
 }
@@ -164,9 +181,45 @@ struct Catalogue {
     member: Times,
     rule: Times,
     label: Times,
+    cold_member: Times,
+}
+
+/// Members that come and go in one round with cold caches.
+const COLD_ROUND: usize = 20;
+
+/// Fills the processor's caches with something else.
+struct Cold(Vec<u64>);
+
+impl Cold {
+    fn new() -> Self {
+        Self((0..(COLD_BYTES / size_of::<u64>()) as u64).collect())
+    }
+
+    fn sweep(&mut self) {
+        // Written, not only read: lines that are shared with nobody are what a change leaves in the cache too.
+        self.0.iter_mut().for_each(|word| *word = word.wrapping_add(1));
+        black_box(&self.0);
+    }
 }
 
 impl Catalogue {
+    fn cold_round(&mut self, cold: &mut Cold) -> anyhow::Result<()> {
+        self.shuffle(COLD_ROUND / 2);
+        for joins in [true, false] {
+            for pick in 0..COLD_ROUND / 2 {
+                let workload = self.shape.workload(self.spaces[pick], WORKLOADS_PER_SPACE, 0)?;
+                let event = match joins {
+                    true => Event::workload(workload),
+                    false => Event::WorkloadRemoved { id: workload.id, network: workload.network },
+                };
+                cold.sweep();
+                self.cold_member.record(change(self.timed, &mut self.compiler, event)?)?;
+            }
+        }
+        self.cold_member.end_round();
+        Ok(())
+    }
+
     fn build(spaces: usize, timed: Timed) -> anyhow::Result<Self> {
         let events = Shape::new(spaces)?.events()?;
         let mut compiler = Compiler::new();
@@ -191,6 +244,7 @@ impl Catalogue {
             member: Times::new()?,
             rule: Times::new()?,
             label: Times::new()?,
+            cold_member: Times::new()?,
         })
     }
 

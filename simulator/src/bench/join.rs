@@ -2,7 +2,8 @@
 //! documents by batched direct get from a stream (`direct_get_ms`). Both are from asking until the last host has received the last
 //! byte, by hosts that know their topics and decode afterwards. `synced_ms` is the whole way by the real reader: finding out which
 //! topics there are, subscribing to them, asking twice, verifying and applying everything, with the readers of all hosts on the
-//! processors of this one machine.
+//! processors of this one machine. `bare_ms` is what the bus takes to carry these bytes when a program sends them without being
+//! asked: no service on it can be faster, so `floor` (`bare_ms / direct_get_ms`) is the best ratio there can be on this machine.
 
 mod fetch;
 
@@ -36,18 +37,18 @@ pub struct Options {
     /// Topics each host needs: its own, the global scope, and rules and members of groups.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(4..=1_000))]
     topics: u32,
+    /// Groups in the installation, each with rules and members; neighbouring hosts use the same ones.
+    #[arg(long, default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(500..=50_000))]
+    groups: u32,
     /// Rounds of each kind; the median counts.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     rounds: u32,
 }
 
-/// Groups in the installation for each one that a host uses.
-const GROUPS_PER_USED: usize = 5;
-
 /// Addresses that make a members topic, and rules that make a rules topic, of about 600 bytes.
-const MEMBERS_PER_GROUP: usize = 40;
+const MEMBERS_PER_GROUP: usize = 32;
 const RULES_PER_GROUP: usize = 9;
-const PREFIXES_PER_RULE: usize = 9;
+const PREFIXES_PER_RULE: usize = 7;
 
 /// Between rounds, for the server to let go of the connections of the last one.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -64,7 +65,7 @@ impl Installation {
     fn new(options: &Options) -> anyhow::Result<Self> {
         let used = (options.topics as usize - 2) / 2;
         let mut random = Random::new(1);
-        let groups: Vec<GroupId> = (0..used * GROUPS_PER_USED).map(fixture::group_id).collect::<anyhow::Result<_>>()?;
+        let groups: Vec<GroupId> = (0..options.groups as usize).map(fixture::group_id).collect::<anyhow::Result<_>>()?;
         let mut documents = vec![fixture::global_scope()];
         for group in &groups {
             let mut rules = vec![fixture::rule(&format!("ingress tcp 443 from group:{group}"))?];
@@ -111,17 +112,17 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
     controller.prepare(installation.documents.clone()).await?;
     let bytes_per_host = fetch::store(&server, &installation).await?;
 
-    let (mut ours, mut direct, mut synced) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ours, mut direct, mut bare, mut synced) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for round in 1..=options.rounds {
         say(format_args!("round {round} of {}", options.rounds));
-        ours.push(fetch::all(Way::SnapshotService, &server, &installation).await?);
-        tokio::time::sleep(SETTLE).await;
-        direct.push(fetch::all(Way::DirectGet, &server, &installation).await?);
-        tokio::time::sleep(SETTLE).await;
+        for (way, times) in [(Way::SnapshotService, &mut ours), (Way::DirectGet, &mut direct), (Way::Bare, &mut bare)] {
+            times.push(fetch::all(way, &server, &installation, bytes_per_host).await?);
+            tokio::time::sleep(SETTLE).await;
+        }
         synced.push(sync(&server, &installation).await?);
         tokio::time::sleep(SETTLE).await;
     }
-    let (ours_ms, direct_get_ms) = (median_ms(&mut ours), median_ms(&mut direct));
+    let (ours_ms, direct_get_ms, bare_ms) = (median_ms(&mut ours), median_ms(&mut direct), median_ms(&mut bare));
     Ok(Report::new("join")
         .with("hosts", installation.hosts)
         .with("topics", installation.topics_per_host())
@@ -130,6 +131,8 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         .with_goal("ours_ms", ours_ms, 500.0)
         .with("direct_get_ms", direct_get_ms)
         .with_goal("ratio", ours_ms / direct_get_ms.max(0.001), 0.2)
+        .with("bare_ms", bare_ms)
+        .with("floor", bare_ms / direct_get_ms.max(0.001))
         .with("synced_ms", median_ms(&mut synced)))
 }
 

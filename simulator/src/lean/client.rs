@@ -79,6 +79,11 @@ impl Client {
         self.connection.outbound()
     }
 
+    /// Hands what waits to the kernel, without asking the server whether it has arrived.
+    pub async fn send(&mut self) -> Result<(), ClientError> {
+        Ok(self.connection.flush().await?)
+    }
+
     pub fn received_bytes(&self) -> u64 {
         self.connection.received_bytes()
     }

@@ -110,6 +110,14 @@ impl Js {
         }
     }
 
+    /// Has the servers elect another leader for the stream.
+    pub async fn step_down(&self) {
+        tracing::warn!("stream TOPICS takes no batch: asking the servers for another leader of it");
+        if let Err(error) = streams::move_topics_leader(&self.client).await {
+            tracing::warn!(%error, "stream TOPICS keeps its leader");
+        }
+    }
+
     /// The highest term anybody reserved, and the sequence it stands at; zeros when none was. `None` when the bus does not answer.
     async fn stored_term(&self) -> Option<(u64, u64)> {
         let stream = self.context.get_stream_no_info(streams::CATALOG.name).await.ok()?;

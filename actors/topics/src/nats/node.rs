@@ -320,6 +320,10 @@ impl Shell {
                     let (js, done) = (self.js.clone(), self.done.clone());
                     tokio::spawn(async move { done.send(Done::LifeBegun(js.begin_life(first).await)) });
                 }
+                Effect::StepDown => {
+                    let js = self.js.clone();
+                    tokio::spawn(async move { js.step_down().await });
+                }
                 Effect::ReadTerm => {
                     let (js, done) = (self.js.clone(), self.done.clone());
                     tokio::spawn(async move { done.send(Done::TermRead(js.read_term().await)) });

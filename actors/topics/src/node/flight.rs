@@ -12,6 +12,8 @@ pub(super) struct Flight {
     /// The batch that the expected lead message names; 0 for none.
     pub after: u64,
     pub state: FlightState,
+    /// Since when the server has called it undecided, time after time.
+    pub undecided_since_ms: Option<u64>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -42,7 +44,7 @@ pub(super) enum Wanted {
 
 impl Flight {
     pub fn new(batch: Outgoing, after: u64, now_ms: u64) -> Self {
-        Self { batch, after, state: FlightState::Sent { at_ms: now_ms } }
+        Self { batch, after, state: FlightState::Sent { at_ms: now_ms }, undecided_since_ms: None }
     }
 
     pub fn tick(&mut self, now_ms: u64, timeout_ms: u64) -> Wanted {
@@ -58,6 +60,21 @@ impl Flight {
             FlightState::Unknown { read_at_ms: Some(at_ms) } if at_ms <= now_ms => Wanted::Head,
             _ => Wanted::Nothing,
         }
+    }
+
+    /// The server calls it undecided. True: it has done so for `stuck_ms`, and again and again.
+    ///
+    /// A replicated stream that is purged while a message expecting a subject's sequence is on its way through the replicas may
+    /// wait for that message for ever, and call everything else for that subject undecided until it has another leader (2 of 400
+    /// such races on a server 2.15.1).
+    pub fn undecided(&mut self, now_ms: u64, retry_ms: u64, stuck_ms: u64) -> bool {
+        self.state = FlightState::Retry { at_ms: now_ms + retry_ms };
+        let since = *self.undecided_since_ms.get_or_insert(now_ms);
+        let stuck = since + stuck_ms <= now_ms;
+        if stuck {
+            self.undecided_since_ms = Some(now_ms);
+        }
+        stuck
     }
 
     pub fn deadline(&self, timeout_ms: u64, reading: bool) -> Option<u64> {

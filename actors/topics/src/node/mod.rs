@@ -174,6 +174,8 @@ pub enum Effect {
     BeginLife {
         first: u64,
     },
+    /// Have the servers elect another leader for the stream: this one decides nothing any more.
+    StepDown,
     /// Read the highest reserved term from CATALOG, not by direct get.
     ReadTerm,
     Publish(Publish),
@@ -251,6 +253,8 @@ pub enum Incident {
     TooManyBuffered,
     /// The server gave a batch sequences that are not contiguous: nothing it says can be relied on.
     NotContiguous,
+    /// The server calls every batch undecided, and has for long.
+    StreamStuck,
     /// The stream is new: everything is published again.
     Rebuilding {
         term: u64,

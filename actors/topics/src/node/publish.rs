@@ -105,7 +105,7 @@ impl Node {
     }
 
     pub(super) fn published(&mut self, batch: u64, fate: Fate, now_ms: u64) {
-        let retry_ms = self.settings.retry_ms;
+        let (retry_ms, stuck_ms) = (self.settings.retry_ms, self.settings.request_timeout_ms);
         let Some(flight) = self.flight_mut().filter(|flight| flight.batch.lead.batch == batch) else { return };
         if !matches!(flight.state, FlightState::Sent { .. } | FlightState::Unknown { .. }) {
             return;
@@ -119,8 +119,16 @@ impl Node {
                 }
                 self.decide(Some(Verdict::Committed { lead: last + 1 - expected }), now_ms);
             }
-            Fate::Undecided => flight.state = FlightState::Retry { at_ms: now_ms + retry_ms },
-            Fate::Refused | Fate::Unknown => flight.state = FlightState::Unknown { read_at_ms: Some(now_ms) },
+            Fate::Undecided => {
+                if flight.undecided(now_ms, retry_ms, stuck_ms) {
+                    self.out.push(Effect::Report(Incident::StreamStuck));
+                    self.out.push(Effect::StepDown);
+                }
+            }
+            Fate::Refused | Fate::Unknown => {
+                flight.state = FlightState::Unknown { read_at_ms: Some(now_ms) };
+                flight.undecided_since_ms = None;
+            }
         }
     }
 

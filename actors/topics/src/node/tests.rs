@@ -134,3 +134,25 @@ fn history_is_bounded_and_a_host_behind_it_gets_the_document() {
     assert!(matches!(bytes(revisions[0]), Body::Deltas(past) if past.len() == HISTORY_DELTAS_MAX));
     assert!(matches!(bytes(1), Body::Part { .. }), "older than what is remembered");
 }
+
+/// A replicated stream was seen to call every batch undecided for ever, after a purge had met a publish.
+#[test]
+fn a_stream_that_decides_nothing_gets_another_leader() {
+    let mut node = leading();
+    let settings = Settings::default();
+    let mut now_ms = 100;
+    let mut effects = node.handle(Event::Propose(proposal(1, vec![members(0, 1)])), now_ms);
+    let mut step_downs = Vec::new();
+    while now_ms < 100 + 2 * settings.request_timeout_ms + settings.request_timeout_ms / 2 {
+        let sent =
+            effects.iter().find_map(|effect| if let Effect::Publish(publish) = effect { Some(publish.batch) } else { None });
+        step_downs.extend(effects.iter().filter(|effect| matches!(effect, Effect::StepDown)).map(|_| now_ms));
+        now_ms += settings.retry_ms;
+        effects = match sent {
+            Some(batch) => node.handle(Event::Published { batch, fate: Fate::Undecided }, now_ms),
+            None => node.handle(Event::Tick, now_ms),
+        };
+    }
+    assert_eq!(step_downs.len(), 2, "once for each time limit, not for each answer: {step_downs:?}");
+    assert!(node.is_leading() && node.queued() == 1, "the batch is not given up");
+}

@@ -36,6 +36,8 @@ pub(super) enum Step {
         publish: Publish,
     },
     /// Reaches the server.
+    StepDown,
+    /// Reaches the server.
     BeginLife {
         from: usize,
         life: u64,
@@ -87,6 +89,8 @@ pub(super) struct Stream {
     pub(super) sequence: u64,
     pub(super) head: node::Head,
     pub(super) last: Map<Topic, (u64, Vec<u8>)>,
+    /// Every batch is undecided, until it gets another leader.
+    pub(super) stuck: bool,
 }
 
 /// What a run showed, for those who want to see that it was not idle.
@@ -99,6 +103,8 @@ pub struct Outcome {
     pub crashes: u64,
     pub lives: u64,
     pub tallied: u64,
+    /// How often the stream called everything undecided until it got another leader.
+    pub stuck: u64,
 }
 
 pub struct World {
@@ -191,6 +197,11 @@ impl World {
                     // What was on its way to a server that is gone is gone too; a client may be gone, and its last word still arrive.
                     if server_life == self.server_life {
                         self.publish(from, life, publish);
+                    }
+                }
+                Step::StepDown => {
+                    if let Some(stream) = &mut self.stream {
+                        stream.stuck = false;
                     }
                 }
                 Step::BeginLife { from, life, server_life, first } => {

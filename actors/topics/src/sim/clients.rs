@@ -150,6 +150,10 @@ impl World {
                     let (life, server_life) = (self.connections.get(&me).map_or(0, |c| c.life), self.server_life);
                     self.schedule(after, Step::BeginLife { from: index, life, server_life, first });
                 }
+                Effect::StepDown if up && !self.chance(self.faults.lose) => {
+                    let after = self.delay();
+                    self.schedule(after, Step::StepDown);
+                }
                 Effect::ReadTerm if up && !self.chance(self.faults.lose) => {
                     let term = self.catalog_term;
                     self.send(me, Message::TermRead(term));

@@ -20,7 +20,13 @@ impl World {
             return;
         }
         let cleared = stream.head.is_some();
-        *stream = Stream { sequence: first - 1, ..Stream::default() };
+        let was_stuck = stream.stuck;
+        *stream = Stream { sequence: first - 1, stuck: was_stuck, ..Stream::default() };
+        // What was on its way through the replicas when they purged, they may wait for for ever.
+        if self.chance(self.faults.confuse) && !was_stuck {
+            self.stream.iter_mut().for_each(|stream| stream.stuck = true);
+            self.outcome.stuck += 1;
+        }
         if cleared {
             self.history.stream_began();
             self.outcome.lives += 1;
@@ -31,7 +37,8 @@ impl World {
         let Publish { batch, expected, lead, messages } = publish;
         let same_life = self.connections.get(&Peer::Node(from)).is_some_and(|connection| connection.life == life);
         let confused = self.chance(self.faults.confuse);
-        if confused && self.chance(300) {
+        let stuck = self.stream.as_ref().is_some_and(|stream| stream.stuck);
+        if stuck || confused && self.chance(300) {
             // Collided with something that will come to nothing.
             if same_life {
                 self.send(Peer::Node(from), Message::Published { batch, fate: Fate::Undecided });

@@ -45,6 +45,7 @@ fn campaign(seeds: std::ops::Range<u64>, ms: u64) {
         let outcome = run(seed, Faults::all(), ms);
         total.leaders += outcome.leaders;
         total.lives += outcome.lives;
+        total.stuck += outcome.stuck;
         total.tallied += outcome.tallied;
         total.batches += outcome.batches;
         total.commits += outcome.commits;
@@ -54,4 +55,5 @@ fn campaign(seeds: std::ops::Range<u64>, ms: u64) {
     eprintln!("{total:?}");
     // A campaign in which nothing happened would prove nothing.
     assert!(!many || (total.tallied > 100 && total.lives > 100 && total.crashes > 100 && total.leaders > 500), "{total:?}");
+    assert!(!many || total.stuck > 10, "{total:?}");
 }

@@ -1,4 +1,4 @@
-//! Hosts that know their topics and fetch them, by either way. They count what arrives and decode it only after the clock has
+//! Hosts that know their topics and fetch them, by any of the ways. They count what arrives and decode it only after the clock has
 //! stopped: a host of its own does that on processors of its own.
 
 use std::collections::{BTreeSet, HashMap};
@@ -34,6 +34,9 @@ const LAST_WITHIN: usize = 24;
 pub enum Way {
     SnapshotService,
     DirectGet,
+    /// Nobody asks, nothing is looked up or encoded: a bare publisher sends each host as many bytes as it needs, in chunks of the
+    /// service's size. What the bus itself takes to carry them, so what no service on it can be faster than.
+    Bare,
 }
 
 fn subject(topic: &Topic) -> String {
@@ -63,21 +66,37 @@ pub async fn store(server: &Server, installation: &Installation) -> anyhow::Resu
 }
 
 /// From the moment connected hosts ask until the last of them has every document.
-pub async fn all(way: Way, server: &Server, installation: &Installation) -> anyhow::Result<Duration> {
+pub async fn all(way: Way, server: &Server, installation: &Installation, bytes_per_host: usize) -> anyhow::Result<Duration> {
     let finish = Arc::new(Finish::default());
     let mut fleet = Vec::with_capacity(installation.hosts);
     for (number, connection) in fleet::connect(bus::address(server), installation.hosts).await?.into_iter().enumerate() {
         let kept = (number % CHECKED_EVERY == 0).then(Vec::new);
-        fleet.push(lean::spawn(connection, Fetcher::new(way, number, installation, kept, Arc::clone(&finish))?));
+        let kept = kept.filter(|_| way != Way::Bare);
+        fleet.push(lean::spawn(connection, Fetcher::new(way, number, installation, bytes_per_host, kept, Arc::clone(&finish))?));
     }
     // Everybody listens for answers before anybody asks.
     finish.expect(installation.hosts);
     fleet.iter().for_each(|member| member.commands.send(Command::Listen));
     finish.wait().await?;
 
+    let mut publisher = bus::connect(server, "bare").await?;
+    let hosts: Vec<String> = (0..installation.hosts).map(answers_of).collect::<anyhow::Result<_>>()?;
     finish.expect(installation.hosts);
     let (begun, cpu_before) = (Instant::now(), fleet::cpu(server));
-    fleet.iter().for_each(|member| member.commands.send(Command::Ask));
+    if way == Way::Bare {
+        let bytes = vec![0x5a; CHUNK_BYTES_MAX];
+        for answers in &hosts {
+            let mut left = bytes_per_host;
+            while left > 0 {
+                let next = left.min(CHUNK_BYTES_MAX);
+                publisher.outbound().publish(answers, None, &bytes[..next]);
+                left -= next;
+            }
+            publisher.send().await?;
+        }
+    } else {
+        fleet.iter().for_each(|member| member.commands.send(Command::Ask));
+    }
     let took = finish.wait().await?.duration_since(begun);
     let cpu = fleet::cpu(server).saturating_sub(cpu_before);
 
@@ -115,6 +134,10 @@ fn check(way: Way, number: usize, installation: &Installation, payloads: &[Vec<u
     Ok(())
 }
 
+fn answers_of(number: usize) -> anyhow::Result<String> {
+    Ok(subjects::answers(&fixture::host_id(number)?))
+}
+
 enum Command {
     Listen,
     Ask,
@@ -126,6 +149,7 @@ struct Fetcher {
     subject: String,
     payload: Vec<u8>,
     received: usize,
+    needed: usize,
     kept: Option<Vec<Vec<u8>>>,
     finish: Arc<Finish>,
 }
@@ -135,6 +159,7 @@ impl Fetcher {
         way: Way,
         number: usize,
         installation: &Installation,
+        needed: usize,
         kept: Option<Vec<Vec<u8>>>,
         finish: Arc<Finish>,
     ) -> anyhow::Result<Self> {
@@ -145,13 +170,14 @@ impl Fetcher {
                 let held = topics.iter().map(|topic| (topic.hash64(), 0)).collect();
                 (subjects::answers(&host), subjects::snap(&host), Ask { ask: 1, term: 0, held }.encode())
             }
+            Way::Bare => (subjects::answers(&host), subjects::snap(&host), Vec::new()),
             Way::DirectGet => {
                 let wanted: Vec<String> = topics.iter().map(subject).collect();
                 let request = json!({ "multi_last": wanted, "batch": wanted.len() }).to_string();
                 (format!("{}.get", subjects::inbox_prefix(&host)), format!("$JS.API.DIRECT.GET.{STREAM}"), request.into_bytes())
             }
         };
-        Ok(Self { way, answers, subject, payload, received: 0, kept, finish })
+        Ok(Self { way, answers, subject, payload, received: 0, needed, kept, finish })
     }
 
     fn is_last(&self, message: &MessageFrame<'_>) -> bool {
@@ -160,6 +186,7 @@ impl Fetcher {
                 message.payload[..message.payload.len().min(LAST_WITHIN)].windows(LAST.len()).any(|found| found == LAST)
             }
             Way::DirectGet => message.headers.status() == Some(END_OF_BATCH),
+            Way::Bare => self.received == self.needed,
         }
     }
 }
@@ -193,6 +220,7 @@ impl Handler for Fetcher {
                 let token = [(subjects::ANSWER_TOKEN, "s")];
                 wire.outbound.publish_with_headers(&self.subject, None, &token, &self.payload);
             }
+            (Command::Ask, Way::Bare) => {}
             (Command::Ask, Way::DirectGet) => wire.outbound.publish(&self.subject, Some(&self.answers), &self.payload),
         }
     }
