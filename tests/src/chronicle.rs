@@ -62,12 +62,14 @@ impl Chronicle {
     }
 }
 
-/// Each lead message follows the one before it, terms grow along the sequences, and a term has one leader.
+/// Each lead message follows the one before it, unless a new life of the stream begins with it; terms grow along the sequences, and a
+/// term has one leader. (Of two that find an empty stream at the same time, the one with the higher term begins its life once more.)
 pub fn one_leader_per_term(leads: &[Led]) {
     for pair in leads.windows(2) {
         let (before, next) = (&pair[0], &pair[1]);
-        let chained = next.previous == before.sequence && next.sequence > before.sequence;
-        assert!(chained, "the chain is broken between {before:?} and {next:?}");
+        let anew = next.previous == 0 && next.lead.since > before.lead.since;
+        let chained = anew || next.previous == before.sequence;
+        assert!(chained && next.sequence > before.sequence, "the chain is broken between {before:?} and {next:?}");
         assert!(next.lead.term >= before.lead.term, "{next:?} after {before:?}");
         let one = next.lead.term > before.lead.term || next.lead.leader == before.lead.leader;
         assert!(one, "two leaders in one term: {before:?} and {next:?}");
