@@ -83,7 +83,6 @@ impl Node {
                 return;
             };
             let (catalog, registry) = (blank.catalog.max(proposal.catalog), blank.registry.max(proposal.registry));
-            self.progress = (catalog, registry);
             // Every topic is there once the last of those that are published by reference is.
             let incomplete = self.follow.incomplete && !self.serve.pending_resets.is_empty();
             let lead = Lead { term: reign.term, since: reign.since, batch, catalog, registry, incomplete, ..blank };
@@ -94,6 +93,8 @@ impl Node {
                     if own {
                         batch.proposal = None;
                     }
+                    // Not before: what is refused is not reflected, and the next lead message must not say so.
+                    self.progress = (catalog, registry);
                     return self.send(batch, now_ms);
                 }
                 Err(why) => self.out.push(Effect::Refused { proposal: number, why }),
