@@ -4,13 +4,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
+use groupcast_bus_config::subjects;
 use groupcast_control::catalog::Error;
 use groupcast_control::change::{Change, Expected, Invalid, Write};
 use groupcast_control::document::Document;
 use groupcast_control::estimate::Trial;
 use groupcast_control::pressure::Pressure;
+use groupcast_messages::Nudge;
 use groupcast_policy::model::{Event, Group};
+use groupcast_policy::topic::Topic;
 use groupcast_tests::control::{Plane, group, workload, write_groups};
+use groupcast_tests::world::DEADLINE;
 use groupcast_topics::{BATCH_MESSAGES_MAX, reader};
 
 const LEASE: Duration = Duration::from_millis(500);
@@ -124,7 +129,28 @@ async fn a_writer_that_is_far_ahead_of_what_is_published_waits() {
     plane.controllers[leader].resume();
     let start = std::time::Instant::now();
     while write(5_000).await.is_err() {
-        assert!(start.elapsed() < groupcast_tests::world::DEADLINE, "it goes on when somebody publishes");
+        assert!(start.elapsed() < DEADLINE, "it goes on when somebody publishes");
     }
     plane.model.apply(&Event::group(group("web", &["web"], &[5_000])));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_does_not_acknowledge_is_told_what_it_should_have() {
+    let mut plane = Plane::start(1, LEASE).await;
+    plane.put_groups(vec![group("web", &["web"], &[1])]).await;
+    plane.register(vec![workload("deaf", "w1", 1, &["web"])]).await;
+    plane.ready().await;
+    plane.leader().await;
+    let client = plane.bus.observer("eavesdropper").await;
+    let mut orders = client.subscribe(subjects::ctl(&"deaf".parse().unwrap())).await.expect("subscribed");
+    client.flush().await.expect("the server answers");
+    plane.put_groups(vec![group("web", &["web"], &[1, 2])]).await;
+    let members = Topic::Members("web".parse().unwrap()).hash64();
+    // More than once; it may be behind with something earlier too, and be told of that first.
+    let mut told = 0;
+    while told < 2 {
+        let order = tokio::time::timeout(DEADLINE, orders.next()).await.expect("in time").expect("subscribed");
+        let nudge = Nudge::decode(&order.payload).expect("a nudge");
+        told += usize::from(nudge.should.iter().any(|(topic, revision)| *topic == members && *revision > nudge.cut.lead));
+    }
 }

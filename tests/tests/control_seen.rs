@@ -138,3 +138,18 @@ async fn the_trace_of_a_change_goes_from_the_stream_to_the_last_host() {
         assert_eq!((&span.trace, &span.parent), (&root.trace, &root.id), "{stage} belongs to the change: {span:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_watches_is_told_as_changes_move() {
+    let (mut plane, _host) = plane_with(&[]).await;
+    let mut lines = plane.controllers[0].lines("/v1/watch");
+    // The head of the answer says that the watch has begun.
+    assert!(lines.by_ref().take_while(|line| !line.is_empty()).any(|line| line.contains("text/event-stream")));
+    let changed = plane.put_groups(vec![group("web", &["web"], &[1, 2])]).await.number;
+    let told = tokio::task::spawn_blocking(move || {
+        let events = lines.filter_map(|line| serde_json::from_str::<serde_json::Value>(line.strip_prefix("data: ")?).ok());
+        events.into_iter().find(|event| event["change"] == changed && event["done"] == true)
+    });
+    let told = told.await.expect("the watcher lives").expect("it is told that the change is in force");
+    assert_eq!((&told["span"], &told["enforced"]), (&1.into(), &1.into()), "{told}");
+}

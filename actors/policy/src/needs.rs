@@ -4,7 +4,7 @@
 //! themselves → members of the groups those rules name. The references are layered and never form a cycle, so counting them is
 //! exact, and an edit costs what it touches. [`needed`] is the from-scratch twin of [`Needs`].
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::doc::{Content, Document, Edit, Phase, Placement};
 use crate::ids::{GroupId, HostId};
@@ -129,7 +129,8 @@ fn edit_edges(need: &Need, held: Option<&Content>, edit: &Edit, change: &mut imp
 
 /// From scratch: all topics the host needs, as far as the documents known here tell.
 pub fn needed(host: &HostId, documents: &impl Documents) -> BTreeSet<Topic> {
-    let mut seen = BTreeSet::new();
+    // Hashed, and sorted once at the end: a controller does this for every host that joins.
+    let mut seen: HashSet<Need, foldhash::fast::RandomState> = HashSet::default();
     let mut open = vec![Need::Host(host.clone())];
     while let Some(need) = open.pop() {
         if !seen.insert(need.clone()) {

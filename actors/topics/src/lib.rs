@@ -21,7 +21,7 @@ pub mod sim;
 
 /// A hash map whose order depends on its contents only: a simulated run must replay exactly from its seed. The keys come from the
 /// one writer that everybody trusts, so nobody can craft collisions who could not do worse.
-pub type Map<K, V> = std::collections::HashMap<K, V, std::hash::BuildHasherDefault<std::hash::DefaultHasher>>;
+pub type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::FixedState>;
 
 /// What can be published in one atomic batch, lead included. The server's limit is configured to the same (see the server
 /// configurations) and verified at start.

@@ -1,7 +1,6 @@
 //! A gate between one controller and its bus, at which the controller is killed: before or after any single message that it sends or
 //! is sent. All a controller does to the world are these messages, so between two of them one moment is like another.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,10 +8,9 @@ use groupcast_bus_config::{streams, subjects};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-use super::protocol::{Frame, Frames};
+use super::protocol::{Frame, Frames, stand_between};
 
 /// Which message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,20 +78,13 @@ pub struct Gate {
 
 impl Gate {
     pub async fn to(url: &str) -> Self {
-        let target: SocketAddr = url.trim_start_matches("nats://").parse().expect("a server's address");
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
-        let port = listener.local_addr().expect("an address").port();
         let trap = Shared::default();
         let shared = trap.clone();
-        let task = tokio::spawn(async move {
-            while let Ok((near, _)) = listener.accept().await {
-                let Ok(far) = TcpStream::connect(target).await else { continue };
-                let _ = (near.set_nodelay(true), far.set_nodelay(true));
-                let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
-                tokio::spawn(pass(near_in, far_out, true, shared.clone()));
-                tokio::spawn(pass(far_in, near_out, false, shared.clone()));
-            }
-        });
+        let (port, task) = stand_between(url, move |(near_in, far_out), (far_in, near_out)| {
+            tokio::spawn(pass(near_in, far_out, true, shared.clone()));
+            tokio::spawn(pass(far_in, near_out, false, shared.clone()));
+        })
+        .await;
         Self { port, trap, task }
     }
 
@@ -134,7 +125,7 @@ async fn pass(mut from: impl AsyncReadExt + Unpin, mut to: impl AsyncWriteExt + 
                     !dead && !trap.set_off && trap.step_of(&frame, sent) == Some(trap.moment.step)
                 }
             };
-            if !dead && !(hit && !trap.as_ref().is_some_and(|trap| trap.moment.after)) {
+            if !dead && (!hit || trap.as_ref().is_some_and(|trap| trap.moment.after)) {
                 out.extend_from_slice(&frame.bytes);
             }
             let Some(trap) = trap.as_mut().filter(|_| hit) else { continue };

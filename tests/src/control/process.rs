@@ -1,7 +1,7 @@
 //! Controllers as processes: the `groupcast` binary, killed, paused and told to end by its own process id.
 
 use std::fs::File;
-use std::io::{Read, Write as _};
+use std::io::{BufRead, Read, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -82,6 +82,12 @@ impl Controller {
     /// Status and body; `None` when nobody answers.
     pub fn get(&mut self, path: &str) -> Option<(u16, String)> {
         get(self.address()?, path)
+    }
+
+    /// The lines of an answer that goes on, as they come; they end when nothing comes for long.
+    pub fn lines(&mut self, path: &str) -> impl Iterator<Item = String> + use<> {
+        let stream = self.address().and_then(|address| request(address, path)).expect("it answers");
+        std::io::BufReader::new(stream).lines().map_while(Result::ok)
     }
 
     pub fn json(&mut self, path: &str) -> Option<Value> {
@@ -168,12 +174,16 @@ pub fn run(arguments: &[&str]) -> (bool, String, String) {
     (output.status.success(), text(output.stdout), text(output.stderr))
 }
 
-fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+fn request(address: SocketAddr, path: &str) -> Option<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(30))).ok()?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").ok()?;
+    Some(stream)
+}
+
+fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let mut text = String::new();
-    stream.read_to_string(&mut text).ok()?;
+    request(address, path)?.read_to_string(&mut text).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;
     Some((head.split_whitespace().nth(1)?.parse().ok()?, body.to_owned()))
 }

@@ -1,5 +1,31 @@
 //! The bus's protocol as far as a bystander needs it: where one message ends and the next begins, and what it is about.
 
+use std::net::{Ipv4Addr, SocketAddr};
+
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// Stands between clients and the server at `url`: every connection is handed to `pass` as two ways, from the client to the server
+/// and back. Returns the port to connect to; who aborts the task takes no more connections.
+pub async fn stand_between(
+    url: &str,
+    pass: impl Fn((OwnedReadHalf, OwnedWriteHalf), (OwnedReadHalf, OwnedWriteHalf)) + Send + 'static,
+) -> (u16, JoinHandle<()>) {
+    let target: SocketAddr = url.trim_start_matches("nats://").parse().expect("a server's address");
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
+    let task = tokio::spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            let Ok(far) = TcpStream::connect(target).await else { continue };
+            let _ = (near.set_nodelay(true), far.set_nodelay(true));
+            let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+            pass((near_in, far_out), (far_in, near_out));
+        }
+    });
+    (port, task)
+}
+
 /// One line of the protocol, with the body that belongs to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {

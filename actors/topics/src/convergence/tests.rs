@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use groupcast_messages::Nudge;
 use proptest::prelude::*;
 
 use super::*;
@@ -268,11 +269,14 @@ fn a_slot_is_used_again_only_when_no_batch_names_its_last_host() {
     assert_eq!((c.rows.len(), c.span(9_000)), (2, Some(vec![host("c")])));
 }
 
+/// Which host must reach which revision of which topic.
+type Reaches = BTreeMap<u8, BTreeMap<u64, u64>>;
+
 /// The same, from scratch: every host's revisions, and for every batch who must reach what.
 #[derive(Default)]
 struct Scratch {
     revisions: BTreeMap<(u8, u64), u64>,
-    batches: Vec<(u64, BTreeMap<u8, BTreeMap<u64, u64>>)>,
+    batches: Vec<(u64, Reaches)>,
 }
 
 impl Scratch {

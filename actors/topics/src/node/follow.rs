@@ -8,11 +8,10 @@ use crate::Map;
 use std::collections::BTreeMap;
 
 use groupcast_messages::{Answer, Ask, Body, Cut, Delta, Lead, TopicRef};
-use groupcast_policy::doc::{Digest, Document, Edit};
-use groupcast_policy::ids::HostId;
-use groupcast_policy::topic::{Topic, TopicHash};
+use groupcast_policy::doc::{Digest, Document};
+use groupcast_policy::topic::Topic;
 
-use super::{Committed, Desired, Effect, Incident, Node, Records};
+use super::{Desired, Effect, Incident, Node, Records};
 use crate::batch::Proposal;
 use crate::replica::{PublishedDelta, Replica};
 
@@ -201,47 +200,6 @@ impl Node {
             self.follow.incomplete = next.incomplete;
             self.serve_advanced();
         }
-    }
-
-    /// Into the replica and the followers; what hosts cease to follow with it is not waited for.
-    pub(super) fn apply(
-        &mut self,
-        cut: Cut,
-        since: u64,
-        batch: &[PublishedDelta],
-        committed: &mut Committed,
-    ) -> Result<(), crate::replica::Unfit> {
-        if let Some(followers) = &mut self.followers {
-            let mut ceased = Vec::new();
-            // Documents that refer to each other change one after the other, each against the state left by the one before.
-            if batch.len() == 1 {
-                let edit = batch[0].meaning.as_ref().unwrap_or(&batch[0].delta.edit);
-                if *edit != Edit::Reset {
-                    ceased = followers.edit(&batch[0].topic, edit, &self.replica);
-                }
-            } else {
-                let mut overlay = Overlay { replica: &self.replica, changed: Map::default() };
-                for message in batch {
-                    let edit = message.meaning.as_ref().unwrap_or(&message.delta.edit);
-                    if *edit == Edit::Reset || matches!(message.topic, Topic::Members(_)) {
-                        continue;
-                    }
-                    // An empty edit refers to nothing, but it may be how a host without workloads becomes known.
-                    ceased.extend(followers.edit(&message.topic, edit, &overlay));
-                    if !edit.is_empty() {
-                        overlay.edit(&message.topic, edit);
-                    }
-                }
-            }
-            // What one edit takes away another may have given back.
-            ceased.retain(|(host, topic)| !followers.follows(host, topic));
-            committed.leave_out(ceased);
-        }
-        let result = self.replica.apply(cut, since, batch);
-        if result.is_err() {
-            self.followers = None;
-        }
-        result
     }
 
     /// Asks another controller for everything.
@@ -496,51 +454,6 @@ impl Node {
     pub(super) fn forget_buffered(&mut self, up_to: u64) {
         self.follow.buffer = self.follow.buffer.split_off(&(up_to + 1));
         self.follow.gap_since_ms = None;
-    }
-}
-
-impl Committed {
-    fn leave_out(&mut self, ceased: Vec<(HostId, Topic)>) {
-        self.unfollowed = ceased.iter().map(|(host, topic)| (host.clone(), topic.hash64())).collect();
-        self.unfollowed.sort_unstable();
-        if !ceased.is_empty() {
-            let unfollowed = &self.unfollowed;
-            for (host, reach) in &mut self.span {
-                // Pairs of one host lie together: most hosts have none.
-                let from = unfollowed.partition_point(|(other, _)| other < host);
-                let own = unfollowed[from..].iter().take_while(|(other, _)| other == host);
-                let own: Vec<TopicHash> = own.map(|(_, topic)| *topic).collect();
-                reach.retain(|(topic, _)| !own.contains(topic));
-            }
-            self.span.retain(|(_, reach)| !reach.is_empty());
-        }
-        let own = |(host, topic): (HostId, Topic)| matches!(topic, Topic::Host(_)).then_some(host);
-        self.left = ceased.into_iter().filter_map(own).collect();
-    }
-}
-
-/// The replica with some documents as they will be.
-struct Overlay<'a> {
-    replica: &'a Replica,
-    changed: Map<Topic, Document>,
-}
-
-impl groupcast_policy::needs::Documents for Overlay<'_> {
-    fn document(&self, topic: &Topic) -> Option<&Document> {
-        self.changed.get(topic).or_else(|| self.replica.document(topic))
-    }
-}
-
-impl Overlay<'_> {
-    fn edit(&mut self, topic: &Topic, edit: &Edit) {
-        let mut document = self.document_now(topic);
-        if document.apply(edit).is_ok() {
-            self.changed.insert(topic.clone(), document);
-        }
-    }
-
-    fn document_now(&self, topic: &Topic) -> Document {
-        groupcast_policy::needs::Documents::document(self, topic).cloned().unwrap_or_default()
     }
 }
 

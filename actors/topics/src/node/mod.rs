@@ -3,6 +3,7 @@
 //! A plain state machine like [`crate::reader`]. Its parts, one file each: `follow` keeps the replica at the stream's head, `claim`,
 //! `lead`, `publish` and `flight` are the leadership, `serve` answers hosts.
 
+mod applied;
 mod claim;
 mod flight;
 mod follow;

@@ -1,16 +1,13 @@
 //! What a leader publishes: one batch at a time, each led by a lead message that expects the one before.
 
 use groupcast_messages::{Cut, Lead};
-use groupcast_policy::ids::HostId;
-use groupcast_policy::topic::{Topic, TopicHash};
 
 use super::flight::{Flight, FlightState, Verdict};
 use super::follow::reset_proposal;
 use super::lead::Role;
-use super::{Committed, Effect, Fate, Incident, Node, Publish};
+use super::{Effect, Fate, Incident, Node, Publish};
 use crate::BATCH_MESSAGES_MAX;
 use crate::batch::{Outgoing, build};
-use crate::replica::PublishedDelta;
 
 /// Topics reset with one batch when the stream is rebuilt; each host of the span gets one message besides.
 const RESET_TOPICS_MAX: usize = BATCH_MESSAGES_MAX / 2;
@@ -86,7 +83,6 @@ impl Node {
                 return;
             };
             let (catalog, registry) = (blank.catalog.max(proposal.catalog), blank.registry.max(proposal.registry));
-            self.progress = (catalog, registry);
             // Every topic is there once the last of those that are published by reference is.
             let incomplete = self.follow.incomplete && !self.serve.pending_resets.is_empty();
             let lead = Lead { term: reign.term, since: reign.since, batch, catalog, registry, incomplete, ..blank };
@@ -97,6 +93,8 @@ impl Node {
                     if own {
                         batch.proposal = None;
                     }
+                    // Not before: what is refused is not reflected, and the next lead message must not say so.
+                    self.progress = (catalog, registry);
                     return self.send(batch, now_ms);
                 }
                 Err(why) => self.out.push(Effect::Refused { proposal: number, why }),
@@ -205,39 +203,5 @@ impl Node {
         if proposal.is_some() || !committed.topics.is_empty() {
             self.out.push(Effect::Committed(committed));
         }
-    }
-
-    /// What a batch means to hosts, judged before it is applied: whoever follows a topic now has to reach it.
-    pub(super) fn judged(
-        &mut self,
-        cut: Cut,
-        since: u64,
-        published: &[PublishedDelta],
-        (change, catalog): (u64, u64),
-    ) -> Committed {
-        let after = self.reflected.map_or(change.saturating_sub(1), |(_, catalog)| catalog);
-        self.reflected = Some((cut.lead, catalog));
-        let topics = published.iter().map(|m| (m.topic.hash64(), m.revision)).collect();
-        let span = self.span(published.iter().map(|m| (&m.topic, m.revision)));
-        let bytes = published.iter().map(|m| m.payload.len()).sum();
-        Committed { cut, since, change, after, catalog, bytes, topics, span, ..Committed::default() }
-    }
-
-    /// The hosts that followed any of the topics when they were published, and what of it each must reach.
-    pub(super) fn span<'a>(&mut self, topics: impl Iterator<Item = (&'a Topic, u64)>) -> Vec<(HostId, Vec<(TopicHash, u64)>)> {
-        let mut span: std::collections::BTreeMap<HostId, Vec<(TopicHash, u64)>> = Default::default();
-        let followers = self.followers();
-        let topics: Vec<(&Topic, u64)> = topics.collect();
-        if let [(topic, revision)] = topics[..] {
-            let reach = vec![(topic.hash64(), revision)];
-            return followers.of(topic).map(|host| (host.clone(), reach.clone())).collect();
-        }
-        for (topic, revision) in topics {
-            let hash = topic.hash64();
-            for host in followers.of(topic) {
-                span.entry(host.clone()).or_default().push((hash, revision));
-            }
-        }
-        span.into_iter().collect()
     }
 }

@@ -52,6 +52,21 @@ fn a_change_larger_than_a_batch_is_refused_and_loses_nothing() {
     assert_eq!(sent, Some(BATCH_MESSAGES_MAX - 1));
 }
 
+/// Found on a loaded machine: the lease was renewed between the refusal of a change and its first part, and said that the topics
+/// reflected the change.
+#[test]
+fn what_is_refused_is_not_reflected() {
+    let mut node = leading();
+    let large = (0..BATCH_MESSAGES_MAX).map(|i| members(i, 1)).collect();
+    node.handle(Event::Propose(Proposal { catalog: 77, registry: 7, ..proposal(1, large) }), 100);
+    let renewed = node.handle(Event::Tick, 100 + Settings::default().lease_ms);
+    let lead = renewed.iter().find_map(|effect| match effect {
+        Effect::Publish(publish) => Lead::decode(&publish.lead).ok(),
+        _ => None,
+    });
+    assert_eq!(lead.map(|lead| (lead.catalog, lead.registry)), Some((0, 0)), "{renewed:?}");
+}
+
 #[test]
 fn waiting_changes_are_bounded() {
     let mut node = leading();
