@@ -134,12 +134,12 @@ pub fn stamp_rules(settings: &Settings, stamp: Stamp, side: Direction) -> (Name,
             Statement::SetMark { keep, set: mark.judged(stamp) },
         ],
     };
-    (names::sided("st", side), vec![rule])
+    (names::stamp(side), vec![rule])
 }
 
 /// `half` is for an end that is not judged: not ours, or open in this direction.
 fn passing(desired: &mut Desired<'_>, settings: &Settings, side: Direction) {
-    let stamped = vec![vec![Statement::jump(&names::sided("st", side))], vec![accept()]];
+    let stamped = vec![vec![Statement::jump(&names::stamp(side))], vec![accept()]];
     desired.put_chain(names::sided("half", side), stamped.clone());
     let mut rules = Vec::new();
     if !settings.adopting {
