@@ -91,6 +91,9 @@ fixed! {
     infrastructure_in = "infra_i",
     infrastructure_out = "infra_o",
     spoof = "b_spoof",
+    /// What comes from an address of its own.
+    own4 = "own4",
+    own6 = "own6",
     stamp_out = "st_out",
     stamp_in = "st_in",
 }

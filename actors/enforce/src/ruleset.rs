@@ -35,8 +35,8 @@ pub(crate) use groups::{Written, group_chains, has_spans, member_sets, member_sp
 pub(crate) use profiles::{
     CHAINS, Found, Has, ProfileKey, SIDES, Shape, bound, has, jumps, lone_number, profile_rules, profile_verdict, rules_of,
 };
-pub(crate) use workloads::{Element, Keys, Owners, elements_of, keys_of, own_addresses, source_spans};
 pub use workloads::Refusal;
+pub(crate) use workloads::{Element, Keys, Owners, elements_of, keys_of, own_addresses, source_spans};
 
 /// What a set should hold: its own elements, or a document's addresses, which are too many to copy for every look.
 #[derive(Debug, Clone)]

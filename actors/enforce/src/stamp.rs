@@ -99,9 +99,7 @@ pub fn ops(actual: &Table, settings: &Settings, stamp: Stamp) -> Vec<Op> {
 /// The operations that replace one stamp by another, in a table that is known to carry the first.
 pub fn exchange(settings: &Settings, old: Stamp, new: Stamp) -> Vec<Op> {
     let (set, kind) = (names::current(), SetKind::MarkToVerdict);
-    let one = |stamp: Stamp| {
-        Elements::Keyed([(Key::Number(settings.mark.judged(stamp)), Data::Verdict(Verdict::Accept))].into())
-    };
+    let one = |stamp: Stamp| Elements::Keyed([(Key::Number(settings.mark.judged(stamp)), Data::Verdict(Verdict::Accept))].into());
     let mut ops = Vec::with_capacity(6);
     element_ops(&mut ops, &set, kind, one(new), one(old));
     for side in [Direction::Egress, Direction::Ingress] {

@@ -1,6 +1,6 @@
 use super::*;
-use crate::settings::Attachment;
 use crate::kernel::{Fate, ModelKernel, Packet};
+use crate::settings::Attachment;
 use crate::trial::{self, Dice, Probe, Stage, WORKLOADS};
 
 fn settings() -> Settings {

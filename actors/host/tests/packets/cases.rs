@@ -102,8 +102,7 @@ fn b09_no_rules_no_security_and_the_networks_own_ports() {
 fn b10_spoofing_in_a_family_that_it_does_not_have() {
     isolated(|| {
         let open = rules(&["egress any to any", "ingress any from any"]);
-        let v4_only =
-            Workload { addresses: [Prefix::host(trial::address(0, Family::V4))].into(), ..workload(0) };
+        let v4_only = Workload { addresses: [Prefix::host(trial::address(0, Family::V4))].into(), ..workload(0) };
         let mut story = Story::begin(trial::attachments(), &[open, Event::workload(v4_only), place(1)]);
         let own = story.flow(0, OUTSIDE, Family::V4, UDP, 5001);
         assert!(story.passes(0, OUTSIDE, &own));
@@ -310,15 +309,13 @@ fn e28_any_deny_beats_every_allow() {
         let (space, app) = (Target::Space("s0".parse().unwrap()), Target::App("a0".parse().unwrap()));
         let own = Target::Workload(trial::workload_id(0));
         let scopes = [Target::Global, space.clone(), app.clone(), own.clone()];
-        let placed = Event::workload(Workload {
-            space: Some("s0".parse().unwrap()),
-            app: Some("a0".parse().unwrap()),
-            ..workload(0)
-        });
+        let placed =
+            Event::workload(Workload { space: Some("s0".parse().unwrap()), app: Some("a0".parse().unwrap()), ..workload(0) });
         let everywhere = group(0, &["egress any to any", "ingress any from any"], &scopes, &[]);
         let mut story = Story::begin(trial::attachments(), &[everywhere, placed]);
         for scope in &scopes {
-            for (line, from, to) in [("deny egress udp 5001 to any", 0, OUTSIDE), ("deny ingress udp 5001 from any", OUTSIDE, 0)] {
+            for (line, from, to) in [("deny egress udp 5001 to any", 0, OUTSIDE), ("deny ingress udp 5001 from any", OUTSIDE, 0)]
+            {
                 let flow = story.udp(from, to, 5001);
                 assert!(story.passes(from, to, &flow), "before {line} at {scope:?}");
                 story.write(&[group(1, &[line], std::slice::from_ref(scope), &[])]);

@@ -140,7 +140,10 @@ fn errors_pass_with_the_flow_they_are_about() {
                     // From outside: a workload says that nobody listens. Nothing but the flow allows it to send.
                     let flow = story.flow(OUTSIDE, 1, family, protocol, 5001);
                     assert!(story.passes(OUTSIDE, 1, &flow), "{words}");
-                    assert!(arrives(&mut story, 1, OUTSIDE, &error(flow.destination, kind, code, &flow)), "{words} by a workload");
+                    assert!(
+                        arrives(&mut story, 1, OUTSIDE, &error(flow.destination, kind, code, &flow)),
+                        "{words} by a workload"
+                    );
                     // It cannot speak for another.
                     assert!(!arrives(&mut story, 1, OUTSIDE, &error(middle(family), kind, code, &flow)), "{words} spoofed");
                     // Revoked, nothing of the flow passes, in no direction; allowed again, it does.
@@ -164,7 +167,8 @@ fn errors_pass_with_the_flow_they_are_about() {
 fn icmp_that_belongs_to_nothing_is_dropped_whatever_the_policy() {
     for stateful in [true, false] {
         isolated(move || {
-            let events = [crate::cases::stateless_if(!stateful, &["egress any to any", "ingress any from any"]), place(0), place(1)];
+            let events =
+                [crate::cases::stateless_if(!stateful, &["egress any to any", "ingress any from any"]), place(0), place(1)];
             let mut story = Story::begin(trial::attachments(), &events);
             for family in FAMILIES {
                 for kind in 0..=255u8 {

@@ -22,10 +22,7 @@ fn begin(lines: &[&str]) -> Story {
     let mut attachments = trial::attachments();
     attachments.insert(trial::workload_id(0), Attached { attachment: Attachment::Host, audit: false });
     let mut story = Story::begin(attachments, &[rules(lines), place(0), place(1)]);
-    story.set(Settings {
-        failsafe: Failsafe { inbound: [(TCP, 22)].into(), outbound: [(TCP, BUS)].into() },
-        ..settings()
-    });
+    story.set(Settings { failsafe: Failsafe { inbound: [(TCP, 22)].into(), outbound: [(TCP, BUS)].into() }, ..settings() });
     run("ip", &["address", "add", "10.1.9.1/32", "dev", trial::outside().as_str()]);
     run("ip", &["address", "add", "fd00:1:9::1/128", "dev", trial::outside().as_str(), "nodad"]);
     // The kernel takes an IPv6 address for its own a moment after it was added.

@@ -177,7 +177,11 @@ fn killed_among_500_changes_nothing_passes_and_nothing_is_lost() {
         let (udp, tcp) = (packet(0, 1, UDP, 5001), packet(0, 1, TCP, 5002));
         eventually("what is allowed passes", || machine.passes(0, 1, &udp));
         assert!(machine.passes(0, 1, &tcp) && machine.passes(1, 0, &tcp.answer()));
-        let never = [(0, 1, packet(0, 1, UDP, 5003)), (0, OUTSIDE, packet(0, OUTSIDE, TCP, 5004)), (OUTSIDE, 1, packet(OUTSIDE, 1, UDP, 5005))];
+        let never = [
+            (0, 1, packet(0, 1, UDP, 5003)),
+            (0, OUTSIDE, packet(0, OUTSIDE, TCP, 5004)),
+            (OUTSIDE, 1, packet(OUTSIDE, 1, UDP, 5005)),
+        ];
         // Markers below this were revoked by what is in force since: none of them may ever pass again, nor after a restart.
         let revoked = Arc::new(AtomicU16::new(MARKERS));
         let below = revoked.clone();

@@ -172,10 +172,8 @@ impl<D: Documents> Step<'_, '_, D> {
         if keys != (index.keys.span4, index.keys.span6) {
             return None;
         }
-        let sets = [
-            (names::source_span4(), SetKind::InterfaceSpan4, spans4),
-            (names::source_span6(), SetKind::InterfaceSpan6, spans6),
-        ];
+        let sets =
+            [(names::source_span4(), SetKind::InterfaceSpan4, spans4), (names::source_span6(), SetKind::InterfaceSpan6, spans6)];
         for (name, kind, spans) in sets.into_iter().filter(|(_, _, spans)| !spans.is_empty()) {
             let want = DesiredSet { kind, contents: Contents::Owned(Elements::Keyed(spans)) };
             self.parts.set(&name, actual.sets.get(&name), &want);

@@ -90,11 +90,19 @@ impl<D: Documents> Step<'_, '_, D> {
                 continue;
             }
             let known = self.known_group(&group);
-            if now { _ = known.scopes.insert(place.clone()) } else { _ = known.scopes.remove(place) }
+            if now {
+                _ = known.scopes.insert(place.clone())
+            } else {
+                _ = known.scopes.remove(place)
+            }
             let rules = known.rules;
             let Some(scope) = self.index.scopes.get_mut(place) else { return };
             scope.count(rules, now);
-            if now { _ = scope.groups.insert(group.clone()) } else { _ = scope.groups.remove(&group) }
+            if now {
+                _ = scope.groups.insert(group.clone())
+            } else {
+                _ = scope.groups.remove(&group)
+            }
             self.set_jumps(place, &group, rules.filter(|_| now));
         }
         let Some(scope) = self.index.scopes.get_mut(place) else { return };
