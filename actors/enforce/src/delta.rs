@@ -82,55 +82,60 @@ pub struct Inconsistent {
 impl Table {
     /// What the kernel does. After an error the table is of no use.
     pub fn apply(&mut self, transaction: &Transaction) -> Result<(), Inconsistent> {
+        self.take(transaction.clone())
+    }
+
+    /// The same, where nobody needs the transaction afterwards.
+    pub fn take(&mut self, transaction: Transaction) -> Result<(), Inconsistent> {
         if transaction.anew {
             *self = Table::default();
         }
-        transaction.ops.iter().try_for_each(|op| self.apply_one(op))
+        transaction.ops.into_iter().try_for_each(|op| self.take_one(op))
     }
 
-    fn apply_one(&mut self, op: &Op) -> Result<(), Inconsistent> {
+    fn take_one(&mut self, op: Op) -> Result<(), Inconsistent> {
         let wrong = |what: &'static str, name: &Name| Inconsistent { what, name: name.clone() };
         let sets = &mut self.sets;
         let chains = &mut self.chains;
         match op {
             Op::AddSet { set, kind } => {
-                if sets.insert(set.clone(), Set::new(*kind)).is_some() {
-                    return Err(wrong("room for set", set));
+                if sets.insert(set.clone(), Set::new(kind)).is_some() {
+                    return Err(wrong("room for set", &set));
                 }
             }
             Op::DeleteSet { set } => {
-                sets.remove(set).ok_or_else(|| wrong("set", set))?;
+                sets.remove(&set).ok_or_else(|| wrong("set", &set))?;
             }
             Op::AddElements { set, elements, .. } => {
-                let held = sets.get_mut(set).ok_or_else(|| wrong("set", set))?;
-                held.elements.extend(elements).then_some(()).ok_or_else(|| wrong("set of this kind", set))?;
+                let held = sets.get_mut(&set).ok_or_else(|| wrong("set", &set))?;
+                held.elements.extend(elements).then_some(()).ok_or_else(|| wrong("set of this kind", &set))?;
             }
             Op::DeleteElements { set, elements, .. } => {
-                let held = sets.get_mut(set).ok_or_else(|| wrong("set", set))?;
-                held.elements.remove(elements).then_some(()).ok_or_else(|| wrong("set of this kind", set))?;
+                let held = sets.get_mut(&set).ok_or_else(|| wrong("set", &set))?;
+                held.elements.remove(&elements).then_some(()).ok_or_else(|| wrong("set of this kind", &set))?;
             }
             Op::AddChain { chain, base } => {
-                if chains.insert(chain.clone(), Chain { base: *base, rules: Vec::new() }).is_some() {
-                    return Err(wrong("room for chain", chain));
+                if chains.insert(chain.clone(), Chain { base, rules: Vec::new() }).is_some() {
+                    return Err(wrong("room for chain", &chain));
                 }
             }
             Op::DeleteChain { chain } => {
-                chains.remove(chain).ok_or_else(|| wrong("chain", chain))?;
+                chains.remove(&chain).ok_or_else(|| wrong("chain", &chain))?;
             }
-            Op::FlushChain { chain } => chains.get_mut(chain).ok_or_else(|| wrong("chain", chain))?.rules.clear(),
+            Op::FlushChain { chain } => chains.get_mut(&chain).ok_or_else(|| wrong("chain", &chain))?.rules.clear(),
             Op::AddRule { chain, at, rule } => {
-                let held = chains.get_mut(chain).ok_or_else(|| wrong("chain", chain))?;
-                if *at > held.rules.len() {
-                    return Err(wrong("such place in chain", chain));
+                let held = chains.get_mut(&chain).ok_or_else(|| wrong("chain", &chain))?;
+                if at > held.rules.len() {
+                    return Err(wrong("such place in chain", &chain));
                 }
-                held.rules.insert(*at, rule.clone());
+                held.rules.insert(at, rule);
             }
             Op::DeleteRule { chain, at } => {
-                let held = chains.get_mut(chain).ok_or_else(|| wrong("chain", chain))?;
-                if *at >= held.rules.len() {
-                    return Err(wrong("such rule in chain", chain));
+                let held = chains.get_mut(&chain).ok_or_else(|| wrong("chain", &chain))?;
+                if at >= held.rules.len() {
+                    return Err(wrong("such rule in chain", &chain));
                 }
-                held.rules.remove(*at);
+                held.rules.remove(at);
             }
         }
         Ok(())
@@ -228,7 +233,9 @@ impl Parts {
         element_ops(list, name, kind, missing, surplus);
     }
 
-    pub fn into_transaction(self) -> Transaction {
+    pub fn into_transaction(mut self) -> Transaction {
+        // The kernel looks through sets in the order they were added: first those of the frame, which are few and named by everything.
+        self.add_sets.sort_by_key(|op| matches!(op, Op::AddSet { set, .. } if set_role(set) == Role::Named));
         let parts = [
             self.add_sets,
             self.add_chains,

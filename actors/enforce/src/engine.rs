@@ -144,7 +144,7 @@ impl Engine {
 
     /// The step was taken.
     pub fn committed(&mut self, plan: Plan) {
-        if self.actual.apply(&plan.transaction).is_err() {
+        if self.actual.take(plan.transaction).is_err() {
             // Cannot be: the kernel took it. Whatever it is, it is found out by comparing.
             self.trusted.set(false);
             return;
@@ -223,13 +223,16 @@ impl Engine {
 
     /// With a new stamp where one is needed.
     fn stamped(&self, mut transaction: Transaction, uses: impl Fn(&Name) -> Uses) -> (Transaction, Stamp) {
-        let mut stamp = self.stamp;
-        if stamp::needs_bump(&self.actual, &transaction.ops, uses) {
-            stamp = self.stamp.next().unwrap_or(Stamp::FIRST);
-        } else if self.trusted.get() {
-            return (transaction, stamp);
+        let stamp = if stamp::needs_bump(&self.actual, &transaction.ops, uses) {
+            self.stamp.next().unwrap_or(Stamp::FIRST)
+        } else {
+            self.stamp
+        };
+        match self.trusted.get() {
+            true if stamp == self.stamp => {}
+            true => transaction.ops.extend(stamp::exchange(&self.settings, self.stamp, stamp)),
+            false => transaction.ops.extend(stamp::ops(&self.actual, &self.settings, stamp)),
         }
-        transaction.ops.extend(stamp::ops(&self.actual, &self.settings, stamp));
         (transaction, stamp)
     }
 }

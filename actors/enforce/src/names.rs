@@ -13,6 +13,7 @@
 //! | `addr4_H`, `ports_H` | addresses and ports written in rules, named by their content, so that equal ones exist once |
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use groupcast_policy::doc::{Phase, RuleKey};
 use groupcast_policy::ids::GroupId;
@@ -57,10 +58,14 @@ const AUDITED6: &str = "audited6";
 const SEEN: &str = "seen";
 const PROFILES: &str = "profiles";
 
+/// Made once: they stand in every transaction.
 macro_rules! fixed {
     ($($(#[$doc:meta])* $function:ident = $text:expr),* $(,)?) => { $(
         $(#[$doc])*
-        pub fn $function() -> Name { Name::from($text) }
+        pub fn $function() -> Name {
+            static NAME: LazyLock<Name> = LazyLock::new(|| Name::from($text));
+            NAME.clone()
+        }
     )* };
 }
 
@@ -86,6 +91,19 @@ fixed! {
     infrastructure_in = "infra_i",
     infrastructure_out = "infra_o",
     spoof = "b_spoof",
+    /// What comes from an address of its own.
+    own4 = "own4",
+    own6 = "own6",
+    stamp_out = "st_out",
+    stamp_in = "st_in",
+}
+
+/// The chain that stamps what its judge has accepted.
+pub fn stamp(direction: Direction) -> Name {
+    match direction {
+        Direction::Egress => stamp_out(),
+        Direction::Ingress => stamp_in(),
+    }
 }
 
 pub fn sided(stem: &str, direction: Direction) -> Name {
@@ -231,7 +249,7 @@ mod tests {
             (end(View::Connection, egress), Role::Frame),
             (super::deny(View::Connection, egress), Role::Frame),
             (audit(), Role::Frame),
-            (sided("st", egress), Role::Stamp),
+            (stamp(egress), Role::Stamp),
             (sided("j", egress), Role::Frame),
             (spoof(), Role::Frame),
         ];

@@ -96,9 +96,23 @@ pub fn ops(actual: &Table, settings: &Settings, stamp: Stamp) -> Vec<Op> {
     ops
 }
 
+/// The operations that replace one stamp by another, in a table that is known to carry the first.
+pub fn exchange(settings: &Settings, old: Stamp, new: Stamp) -> Vec<Op> {
+    let (set, kind) = (names::current(), SetKind::MarkToVerdict);
+    let one = |stamp: Stamp| Elements::Keyed([(Key::Number(settings.mark.judged(stamp)), Data::Verdict(Verdict::Accept))].into());
+    let mut ops = Vec::with_capacity(6);
+    element_ops(&mut ops, &set, kind, one(new), one(old));
+    for side in [Direction::Egress, Direction::Ingress] {
+        let (chain, rules) = stamp_rules(settings, new, side);
+        ops.push(Op::FlushChain { chain: chain.clone() });
+        ops.extend(rules.into_iter().enumerate().map(|(at, rule)| Op::AddRule { chain: chain.clone(), at, rule }));
+    }
+    ops
+}
+
 /// Whether the table has places for a stamp.
 pub fn has_stamp(table: &Table) -> bool {
-    let chains = [Direction::Egress, Direction::Ingress].map(|side| names::sided("st", side));
+    let chains = [Direction::Egress, Direction::Ingress].map(names::stamp);
     table.sets.contains_key(&names::current()) && chains.iter().all(|chain| table.chains.contains_key(chain))
 }
 

@@ -176,16 +176,14 @@ impl Elements {
     }
 
     /// `false` if they are of another form, and then nothing changed.
-    pub fn extend(&mut self, more: &Elements) -> bool {
+    pub fn extend(&mut self, more: Elements) -> bool {
         match (self, more) {
             (Elements::V4(have), Elements::V4(more)) => have.extend(more),
             (Elements::V6(have), Elements::V6(more)) => have.extend(more),
             (Elements::Spans4(have), Elements::Spans4(more)) => have.extend(more),
             (Elements::Spans6(have), Elements::Spans6(more)) => have.extend(more),
             (Elements::Ports(have), Elements::Ports(more)) => have.extend(more),
-            (Elements::Keyed(have), Elements::Keyed(more)) => {
-                have.extend(more.iter().map(|(key, data)| (key.clone(), data.clone())));
-            }
+            (Elements::Keyed(have), Elements::Keyed(more)) => have.extend(more),
             _ => return false,
         }
         true

@@ -4,6 +4,9 @@ mod enforce;
 mod lane;
 mod packets;
 
+#[cfg(test)]
+pub(crate) use enforce::documents;
+
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Runs one by its name; the figures as a JSON object, by the names of its results.

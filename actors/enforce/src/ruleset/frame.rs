@@ -74,11 +74,12 @@ fn icmpv6(first: u8, last: u8) -> Vec<Statement> {
     vec![Statement::is(Field::Family, FAMILY_V6), Statement::is(Field::Protocol, ICMPV6), types]
 }
 
+/// The source port first: every packet of a workload is asked, and hardly any has it.
 fn udp(source: u16, destination: u16) -> Vec<Statement> {
     vec![
-        Statement::is(Field::Protocol, UDP),
         Statement::is(Field::SourcePort, source),
         Statement::is(Field::DestinationPort, destination),
+        Statement::is(Field::Protocol, UDP),
     ]
 }
 
@@ -134,12 +135,12 @@ pub fn stamp_rules(settings: &Settings, stamp: Stamp, side: Direction) -> (Name,
             Statement::SetMark { keep, set: mark.judged(stamp) },
         ],
     };
-    (names::sided("st", side), vec![rule])
+    (names::stamp(side), vec![rule])
 }
 
 /// `half` is for an end that is not judged: not ours, or open in this direction.
 fn passing(desired: &mut Desired<'_>, settings: &Settings, side: Direction) {
-    let stamped = vec![vec![Statement::jump(&names::sided("st", side))], vec![accept()]];
+    let stamped = vec![vec![Statement::jump(&names::stamp(side))], vec![accept()]];
     desired.put_chain(names::sided("half", side), stamped.clone());
     let mut rules = Vec::new();
     if !settings.adopting {
@@ -321,26 +322,23 @@ fn infrastructure(desired: &mut Desired<'_>, settings: &Settings, keys: Keys) {
 }
 
 /// A claimed interface sends from its workloads' addresses only, whatever the family; DHCP and neighbour discovery are enumerated;
-/// nobody plays router or DHCP server.
+/// nobody plays router or DHCP server. Whose address it is is asked first: hardly any packet needs more.
 fn spoof(desired: &mut Desired<'_>, settings: &Settings, keys: Keys) {
     let mut rules = Vec::new();
+    let (v4, v6) = (Statement::is(Field::Family, FAMILY_V4), Statement::is(Field::Family, FAMILY_V6));
     if settings.mode != Mode::Bypass {
         let pass = |parts: Vec<Vec<Statement>>| line(parts.into_iter().chain([vec![accept()]]));
-        let (v4, v6) = (Statement::is(Field::Family, FAMILY_V4), Statement::is(Field::Family, FAMILY_V6));
-        rules.push(vec![unclaimed(Field::InInterface), accept()]);
-        for rogue in [icmpv6(ROUTER_ADVERT, ROUTER_ADVERT), udp(DHCP_SERVER, DHCP_CLIENT), udp(DHCP6_SERVER, DHCP6_CLIENT)] {
-            rules.push(line([rogue, drop().into()]));
-        }
-        let own = |family: &Statement, field: Field, set: &Name| {
-            vec![family.clone(), Statement::in_set([Field::InInterface, field], set), accept()]
+        let own = |family: &Statement, field: Field, set: Name, then: Name| {
+            vec![family.clone(), Statement::in_set([Field::InInterface, field], &set), Statement::goto(&then)]
         };
-        rules.push(own(&v4, Field::Source4, &names::source4()));
-        rules.push(own(&v6, Field::Source6, &names::source6()));
+        rules.push(own(&v4, Field::Source4, names::source4(), names::own4()));
+        rules.push(own(&v6, Field::Source6, names::source6(), names::own6()));
+        rules.push(vec![unclaimed(Field::InInterface), accept()]);
         if keys.span4 {
-            rules.push(own(&v4, Field::Source4, &names::source_span4()));
+            rules.push(own(&v4, Field::Source4, names::source_span4(), names::own4()));
         }
         if keys.span6 {
-            rules.push(own(&v6, Field::Source6, &names::source_span6()));
+            rules.push(own(&v6, Field::Source6, names::source_span6(), names::own6()));
         }
         let nobody = vec![v4, Statement::is(Field::Source4, 0u32), Statement::is(Field::Destination4, u32::MAX)];
         rules.push(pass(vec![nobody, udp(DHCP_CLIENT, DHCP_SERVER)]));
@@ -362,4 +360,9 @@ fn spoof(desired: &mut Desired<'_>, settings: &Settings, keys: Keys) {
     }
     let base = Some(Base { hook: Hook::Prerouting, priority: PRIORITY_SPOOF });
     desired.chains.insert(names::spoof(), Chain { base, rules });
+    // What comes from its own address is still not whatever it likes.
+    let refused = |rogue: Vec<Statement>| line([rogue, drop().into()]);
+    desired.put_chain(names::own4(), vec![refused(udp(DHCP_SERVER, DHCP_CLIENT)), vec![accept()]]);
+    let rogue6 = [icmpv6(ROUTER_ADVERT, ROUTER_ADVERT), udp(DHCP6_SERVER, DHCP6_CLIENT)];
+    desired.put_chain(names::own6(), rogue6.map(refused).into_iter().chain([vec![accept()]]).collect());
 }

@@ -147,9 +147,12 @@ impl<'w, D: Documents> Writer<'w, D> {
         match traffic {
             Traffic::Any => Vec::new(),
             Traffic::Protocol(number) => vec![Statement::is(protocol, *number)],
-            Traffic::Ports { protocol: number, ports } => {
-                vec![Statement::is(protocol, *number), self.ports(port, ports)]
-            }
+            // Of a connection the port is the sharper question, and can be asked first; of a packet only after its protocol.
+            Traffic::Ports { protocol: number, ports } => match (view, Statement::is(protocol, *number), self.ports(port, ports))
+            {
+                (View::Connection, protocol, ports) => vec![ports, protocol],
+                (View::Headers, protocol, ports) => vec![protocol, ports],
+            },
             Traffic::Icmp { kind, code } => {
                 let number = if family == Family::V4 { ICMP } else { ICMPV6 };
                 let mut tests = vec![Statement::is(protocol, number)];

@@ -62,7 +62,7 @@ fn placement(number: usize) -> Result<Placement, Failure> {
 }
 
 /// So many groups, bound globally, each with a rule that names itself and so many members; and so many workloads.
-fn documents(groups: usize, members: usize, workloads: usize) -> Result<Replica, Failure> {
+pub fn documents(groups: usize, members: usize, workloads: usize) -> Result<Replica, Failure> {
     let mut documents = Replica::new();
     let mut bound = BTreeMap::new();
     for number in 0..groups {

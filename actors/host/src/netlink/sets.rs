@@ -101,6 +101,11 @@ pub fn write_definition(writer: &mut Writer, table: &str, name: &str, kind: SetK
             });
         });
     }
+    if kind == SetKind::MarkToVerdict {
+        // Told how few there will be, the kernel takes a plain table: every packet looks into it.
+        const STAMPS: u32 = 4;
+        writer.nest(9, |description| _ = description.u32(1, STAMPS));
+    }
     if kind == SetKind::Seen {
         writer.nest(9, |description| _ = description.u32(1, SEEN_MAX));
         writer.u64(11, u64::from(SEEN_SECONDS) * 1000);

@@ -1,6 +1,9 @@
 //! On the real kernel, each test in a network namespace of its own, which ends with the test's thread.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use groupcast_enforce::Name;
 use groupcast_enforce::engine::Engine;
@@ -49,30 +52,101 @@ fn counts() -> u64 {
     if std::env::var_os("GROUPCAST_FULL").is_some() { 400 } else { 25 }
 }
 
+/// Commits to a table of its own every millisecond, as docker, firewalld and kube-proxy do, until it is dropped.
+struct Neighbour {
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<usize>>,
+}
+
+impl Neighbour {
+    /// In the namespace of the calling thread.
+    fn start() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = thread::spawn(move || {
+            let mut kernel = Kernel::open("neighbour", false).unwrap();
+            let mut commits = 0;
+            while !stopped.load(Ordering::Relaxed) {
+                let set = Name::from(format!("s{commits}"));
+                for op in [Op::AddSet { set: set.clone(), kind: SetKind::V4 }, Op::DeleteSet { set }] {
+                    kernel.commit(&Transaction { anew: false, ops: vec![op] }).unwrap();
+                }
+                commits += 1;
+                // Its pace, not a wait for anything.
+                thread::sleep(Duration::from_millis(1));
+            }
+            commits
+        });
+        Self { stop, thread: Some(thread) }
+    }
+
+    fn end(mut self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map_or(0, |thread| thread.join().unwrap())
+    }
+}
+
 #[test]
 fn what_was_written_reads_back_after_any_sequence() {
+    isolated(|| sequences(0..counts()));
+}
+
+#[test]
+fn what_was_written_reads_back_beside_a_neighbour_that_commits_all_the_time() {
     isolated(|| {
-        for seed in 0..counts() {
-            let mut dice = Dice::new(seed);
-            let mut stage = Stage::default();
-            let mut engine = engine();
-            let mut kernel = Kernel::open("gc", true).unwrap();
-            for step in 0..20 {
-                if dice.percent(10) {
-                    let mode = *dice.pick(&[Mode::Enforce, Mode::Audit, Mode::Bypass, Mode::Lockdown]);
-                    engine.set_settings(Settings { mode, adopting: dice.percent(30), ..settings() });
-                }
-                let event = if dice.percent(50) { stage.nudge(&mut dice) } else { trial::event(&mut dice) };
-                let edits = stage.change(&[event]);
-                let plan = engine.change(&edits, &stage);
-                kernel.commit(&plan.transaction).unwrap_or_else(|error| panic!("seed {seed}, step {step}: {error}"));
-                engine.committed(plan);
-                let read = kernel.read().unwrap().unwrap();
-                assert_eq!(read.differences(engine.actual()), [""; 0], "seed {seed}, step {step}");
+        let neighbour = Neighbour::start();
+        sequences(1_000_000..1_000_000 + counts());
+        assert!(neighbour.end() > 20);
+    });
+}
+
+fn sequences(seeds: std::ops::Range<u64>) {
+    for seed in seeds {
+        let mut dice = Dice::new(seed);
+        let mut stage = Stage::default();
+        let mut engine = engine();
+        let mut kernel = Kernel::open("gc", true).unwrap();
+        for step in 0..20 {
+            if dice.percent(10) {
+                let mode = *dice.pick(&[Mode::Enforce, Mode::Audit, Mode::Bypass, Mode::Lockdown]);
+                engine.set_settings(Settings { mode, adopting: dice.percent(30), ..settings() });
             }
-            kernel.remove().unwrap();
-            assert!(kernel.read().unwrap().is_none());
+            let event = if dice.percent(50) { stage.nudge(&mut dice) } else { trial::event(&mut dice) };
+            let edits = stage.change(&[event]);
+            let plan = engine.change(&edits, &stage);
+            kernel.commit(&plan.transaction).unwrap_or_else(|error| panic!("seed {seed}, step {step}: {error}"));
+            engine.committed(plan);
+            let read = kernel.read().unwrap().unwrap();
+            assert_eq!(read.differences(engine.actual()), [""; 0], "seed {seed}, step {step}");
         }
+        kernel.remove().unwrap();
+        assert!(kernel.read().unwrap().is_none());
+    }
+}
+
+/// Groups, members and workloads of a full host, in one transaction; and a member that joins afterwards is one element.
+#[test]
+fn a_full_host_loads_in_one_transaction_and_reads_back() {
+    isolated(|| {
+        let full = std::env::var_os("GROUPCAST_FULL").is_some();
+        let (groups, each) = if full { (1_000, 1_000) } else { (100, 200) };
+        let mut documents = crate::bench::documents(groups, each, 100).unwrap();
+        let mut engine = engine();
+        let mut kernel = Kernel::open("gc", true).unwrap();
+        let plan = engine.compare(&documents);
+        let start = std::time::Instant::now();
+        kernel.commit(&plan.transaction).unwrap();
+        println!("{groups} groups of {each} members in {:?}", start.elapsed());
+        engine.committed(plan);
+        let read = kernel.read().unwrap().unwrap();
+        assert_eq!(read.differences(engine.actual()), [""; 0]);
+        let topic = groupcast_policy::topic::Topic::Members("g7".parse().unwrap());
+        let add = groupcast_policy::net::Prefix::v4(0x0101_0101, 32).into_iter().collect();
+        let edit = groupcast_policy::doc::Edit::Members { add, remove: Vec::new() };
+        documents.get_mut(&topic).unwrap().apply(&edit).unwrap();
+        let plan = engine.change(&[(topic, Some(edit))], &documents);
+        assert!(!plan.whole && plan.transaction.ops.len() == 1, "{:?}", plan.transaction);
+        kernel.commit(&plan.transaction).unwrap();
     });
 }
 

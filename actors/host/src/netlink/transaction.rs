@@ -82,7 +82,8 @@ pub struct Encoder<'t> {
 impl Encoder<'_> {
     /// `handles` are changed as the transaction changes them; after a failure they are of no use.
     pub fn encode(&self, transaction: &Transaction, handles: &mut Handles) -> Encoded {
-        let mut encoded = Encoded { batch: Batch::default(), origin: Vec::new(), touched: BTreeSet::new(), echoed: Vec::new() };
+        let origin = Vec::with_capacity(transaction.ops.len() + 3);
+        let mut encoded = Encoded { batch: Batch::default(), origin, touched: BTreeSet::new(), echoed: Vec::new() };
         self.table_messages(transaction, &mut encoded.batch);
         encoded.origin.resize(encoded.batch.messages(), None);
         let mut ids = 0;

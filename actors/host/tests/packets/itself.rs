@@ -25,7 +25,15 @@ fn begin(lines: &[&str]) -> Story {
     story.set(Settings { failsafe: Failsafe { inbound: [(TCP, 22)].into(), outbound: [(TCP, BUS)].into() }, ..settings() });
     run("ip", &["address", "add", "10.1.9.1/32", "dev", trial::outside().as_str()]);
     run("ip", &["address", "add", "fd00:1:9::1/128", "dev", trial::outside().as_str(), "nodad"]);
-    story
+    // The kernel takes an IPv6 address for its own a moment after it was added.
+    let start = std::time::Instant::now();
+    loop {
+        let local = std::process::Command::new("ip").args(["-6", "route", "show", "table", "local"]).output().unwrap();
+        if String::from_utf8_lossy(&local.stdout).contains("fd00:1:9::1") {
+            return story;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "the address is not local");
+    }
 }
 
 fn own(family: Family) -> IpAddr {

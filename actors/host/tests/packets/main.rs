@@ -11,8 +11,8 @@
 //! | B 13 | `cases::b13_members_join` |
 //! | B 14 | `cases::b14_stateless_groups` |
 //! | B 15 | `cases::b15_two_workloads_on_one_host` |
-//! | C 1, C 2, C 3 | `cases::c01_c02_c03_rules_are_written_once_and_tried_in_order` |
-//! | C 4 | `cases::c04_a_packet_costs_the_same_however_full_the_host_is` |
+//! | C 1, C 2, C 3 | `hierarchy::c01_c02_c03_rules_are_written_once_and_tried_in_order` |
+//! | C 4 | `hierarchy::c04_a_packet_costs_the_same_however_full_the_host_is` |
 //! | E 15, E 24 | `cases::e15_e24_nothing_to_do_is_nothing_written` |
 //! | E 16 | `cases::e16_members_before_the_rules_that_name_them` |
 //! | E 18 | `failing::e18_a_refused_transaction_changes_nothing` |
@@ -33,6 +33,7 @@
 mod cases;
 mod errors;
 mod failing;
+mod hierarchy;
 mod hosts;
 mod itself;
 mod killed;

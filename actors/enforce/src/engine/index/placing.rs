@@ -22,14 +22,11 @@ fn is_contested(refusal: &Refusal) -> bool {
 
 impl<D: Documents> Step<'_, '_, D> {
     pub(super) fn place(&mut self, which: &Which<WorkloadId>) -> Option<()> {
-        match which {
-            Which::Some(ids) if ids.is_empty() => return Some(()),
-            Which::Some(ids) if !self.index.refused.iter().any(is_contested) => {
-                if self.place_some(ids)? {
-                    return Some(());
-                }
+        if let Which::Some(ids) = which {
+            let is_settled = !self.index.refused.iter().any(is_contested);
+            if ids.is_empty() || (is_settled && self.place_some(ids)?) {
+                return Some(());
             }
-            _ => {}
         }
         // All, in the order of their ids: earlier ones win.
         let mut all: BTreeSet<WorkloadId> = self.index.workloads.keys().cloned().collect();
