@@ -218,3 +218,31 @@ impl<T> Listed<T> {
         Self { format_version: FORMAT_VERSION.to_owned(), items, next }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The description beside the documentation is the one that the code makes; `GROUPCAST_UPDATE=1` writes it anew.
+    #[test]
+    fn the_description_is_what_the_code_says() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
+        let made = openapi().to_pretty_json().expect("JSON") + "\n";
+        if std::env::var_os("GROUPCAST_UPDATE").is_some() {
+            std::fs::write(path, &made).expect("written");
+        }
+        let kept = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(made == kept, "docs/openapi.json is not what the code says: run this test again with GROUPCAST_UPDATE=1");
+    }
+
+    #[test]
+    fn pages_are_bounded_and_follow_each_other() {
+        let ids: Vec<String> = (0..25).map(|i| format!("g{i:02}")).collect();
+        let page = |limit: usize, after: &str| Page { limit: Some(limit), after: Some(after.to_owned()), prefix: None };
+        let cut = |page: Page| page.cut(ids.iter(), |id| id.as_str(), Clone::clone);
+        assert_eq!(cut(page(10, "g09")).map(|(items, next)| (items[0].clone(), next)), Ok(("g10".into(), Some("g19".into()))));
+        assert_eq!(cut(page(10, "g19")).map(|(items, next)| (items.len(), next)), Ok((5, None)));
+        assert_eq!(cut(page(25, "")).map(|(items, next)| (items.len(), next)), Ok((25, None)));
+        assert!(cut(page(PAGE_MAX, "")).is_ok() && cut(page(PAGE_MAX + 1, "")).is_err() && cut(page(0, "")).is_err());
+    }
+}

@@ -35,11 +35,7 @@ pub struct Followed {
 
 impl Default for Followed {
     fn default() -> Self {
-        Self {
-            local: RwLock::default(),
-            through: watch::channel((0, 0)).0,
-            changes: broadcast::channel(WATCH_BEHIND_MAX).0,
-        }
+        Self { local: RwLock::default(), through: watch::channel((0, 0)).0, changes: broadcast::channel(WATCH_BEHIND_MAX).0 }
     }
 }
 

@@ -82,7 +82,12 @@ fn main() -> ExitCode {
     // What runs for long says what it does; what answers a question says only what it was asked.
     let serves = matches!(
         arguments.command,
-        Command::Controller(_) | Command::Gateway(_) | Command::Serve(_) | Command::Up(_) | Command::Export(_) | Command::Import(_)
+        Command::Controller(_)
+            | Command::Gateway(_)
+            | Command::Serve(_)
+            | Command::Up(_)
+            | Command::Export(_)
+            | Command::Import(_)
     );
     logging(arguments.log, if serves { "info" } else { "warn" });
     match run(arguments) {
@@ -127,11 +132,9 @@ fn run(Arguments { command, connection, .. }: Arguments) -> cli::Result {
                 clap_complete::generate(shell, &mut Arguments::command(), "groupcast", &mut text);
                 cli::output::print(&String::from_utf8_lossy(&text))
             }
-            Command::Man { folder } => {
-                std::fs::create_dir_all(&folder)
-                    .and_then(|()| clap_mangen::generate_to(Arguments::command(), &folder))
-                    .map_err(|error| Failure::failed(format!("{} cannot be written: {error}", folder.display())))
-            }
+            Command::Man { folder } => std::fs::create_dir_all(&folder)
+                .and_then(|()| clap_mangen::generate_to(Arguments::command(), &folder))
+                .map_err(|error| Failure::failed(format!("{} cannot be written: {error}", folder.display()))),
         }
     })
 }

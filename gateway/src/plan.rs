@@ -164,11 +164,8 @@ fn summary(plan: &Plan) -> String {
         0 => format!("no flow changes, {} other state", counted(plan.state_changed.len(), "workload keeps", "workloads keep")),
         _ => format!("{} gained, {} lost", counted(plan.gained_total, "flow", "flows"), plan.lost_total),
     };
-    let concerned = format!(
-        "{} on {}",
-        counted(plan.workloads_total, "workload", "workloads"),
-        counted(plan.hosts_total, "host", "hosts")
-    );
+    let concerned =
+        format!("{} on {}", counted(plan.workloads_total, "workload", "workloads"), counted(plan.hosts_total, "host", "hosts"));
     format!("{}; {flows}; {concerned}", documents.join(", "))
 }
 

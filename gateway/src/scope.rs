@@ -105,9 +105,9 @@ impl Scope {
                 problems.push(problem(format!("bindings[{index}]"), message));
             }
         }
-        problems.extend(self.foreign(group).map(|member| {
-            problem("members".into(), format!("{member} is beyond your token's scope{tail}"))
-        }));
+        problems.extend(
+            self.foreign(group).map(|member| problem("members".into(), format!("{member} is beyond your token's scope{tail}"))),
+        );
         problems
     }
 

@@ -189,7 +189,8 @@ struct ServeArguments {
 /// Makes an administrator's token if there is none that this folder knows. There is never a default one.
 async fn first_token(url: &str, name: &HostId, controller: &Path, gateway: &Path, token_file: &Path) -> anyhow::Result<()> {
     let servers = [url.to_owned()];
-    let as_controller = connect::Options::new(&servers, BusRole::Controller, name).identity(Identity::File(controller.to_owned()));
+    let as_controller =
+        connect::Options::new(&servers, BusRole::Controller, name).identity(Identity::File(controller.to_owned()));
     let (client, _events) = connect::connect(as_controller).await?;
     tokio::time::timeout(READY_DEADLINE, streams::ensure(&client, 1)).await.context("the bus is not ready")??;
     if token_file.exists() {

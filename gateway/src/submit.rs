@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use groupcast_control::catalog::{self, Accepted, Catalog};
 use groupcast_control::change::{Body, Change, Expected, Write};
 use groupcast_control::document::{Document, Name};
@@ -116,9 +117,10 @@ fn done(accepted: Accepted, warnings: Vec<Item>) -> Done {
 fn judge(local: &Local, principal: &Principal, asked: &Asked) -> Result<Judged, Problem> {
     permitted(local, principal, &asked.writes)?;
     stale(local, &asked.writes)?;
-    let missing: Vec<Item> = asked.writes.iter().filter_map(|write| missing(local, write)).collect();
+    let missing: Vec<&Name> = asked.writes.iter().filter(|write| is_missing(local, write)).map(|write| &write.name).collect();
     if let Some(first) = missing.first() {
-        return Err(Problem::not_found(first.detail.clone()).with(missing));
+        let item = |name: &&Name| Item { document: quoted(name), detail: "does not exist".to_owned(), ..Item::default() };
+        return Err(Problem::not_found(format!("{first} does not exist")).with(missing.iter().map(item)));
     }
     let events: Vec<Event> = asked.writes.iter().filter_map(Write::event).collect();
     let contradictions = check::change(local.world(), &events);
@@ -132,10 +134,14 @@ fn judge(local: &Local, principal: &Principal, asked: &Asked) -> Result<Judged, 
         let now = plan::plan(local, &asked.writes).plan;
         if now != *expected {
             let detail = "the plan is stale: what it was made on has changed, and it would mean something else now; plan again";
-            return Err(Problem::stale(detail));
+            return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "stale-plan", detail));
         }
     }
-    Ok(Judged { writes: pinned(local, &asked.writes), unchanged: unchanged(local, &asked.writes), warnings: warnings(local, &events) })
+    Ok(Judged {
+        writes: pinned(local, &asked.writes),
+        unchanged: unchanged(local, &asked.writes),
+        warnings: warnings(local, &events),
+    })
 }
 
 /// Whether the token may write these; source-owned documents are nobody's here.
@@ -202,10 +208,8 @@ fn changed_by(name: &Name, kept: &Kept) -> String {
     format!("{name} was changed meanwhile, by {author} at {at} (revision {revision}): read it again and decide anew")
 }
 
-fn missing(local: &Local, write: &Write) -> Option<Item> {
-    let gone = write.body == Body::Delete && local.kept(&write.name).is_none();
-    let item = || Item { document: quoted(&write.name), detail: format!("{} does not exist", write.name), ..Item::default() };
-    gone.then(item)
+fn is_missing(local: &Local, write: &Write) -> bool {
+    write.body == Body::Delete && local.kept(&write.name).is_none()
 }
 
 /// The writes, each on condition that nobody has changed what was judged.
@@ -254,14 +258,9 @@ fn depended_on(world: &World, writes: &[Write]) -> Result<(), Problem> {
         for (index, rule) in group.rules.iter().enumerate() {
             let Remote::Group(remote) = &rule.rule.remote else { continue };
             if let Some(name) = deleted.iter().find(|name| **name == &Name::group(remote)) {
-                let message = format!("cannot be taken back: rules[{index}] of group {} names it; remove that rule first", group.id);
-                wrong.push(Wrong {
-                    fault: Fault::Conflict,
-                    document: quoted(name),
-                    rule: None,
-                    field: String::new(),
-                    message,
-                });
+                let message =
+                    format!("cannot be taken back: rules[{index}] of group {} names it; remove that rule first", group.id);
+                wrong.push(Wrong { fault: Fault::Conflict, document: quoted(name), rule: None, field: String::new(), message });
             }
         }
     }

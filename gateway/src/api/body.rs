@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{FromRequestParts, Query};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use groupcast_control::change::{Expected, KEY_BYTES_MAX};
@@ -34,6 +34,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Queried<T> {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let rejected = |rejection: QueryRejection| Problem::bad_request(rejection.body_text());
         Query::from_request_parts(parts, state).await.map(|Query(value)| Self(value)).map_err(rejected)
+    }
+}
+
+/// What stands in the path; what is wrong with it is told as a problem.
+pub struct Named(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let rejected = |rejection: PathRejection| Problem::bad_request(rejection.body_text());
+        Path::from_request_parts(parts, state).await.map(|Path(name)| Self(name)).map_err(rejected)
     }
 }
 
@@ -90,9 +102,9 @@ pub fn expected(headers: &HeaderMap) -> Result<Expected, Problem> {
     match (text(header::IF_MATCH), text(header::IF_NONE_MATCH)) {
         (None, None) => Ok(Expected::Any),
         (None, Some(star)) if star == "*" => Ok(Expected::Absent),
-        (Some(tag), None) => revision(&tag).map(Expected::Revision).ok_or_else(|| {
-            Problem::bad_request("If-Match takes one ETag as this gateway sends it, such as \"42\"")
-        }),
+        (Some(tag), None) => revision(&tag)
+            .map(Expected::Revision)
+            .ok_or_else(|| Problem::bad_request("If-Match takes one ETag as this gateway sends it, such as \"42\"")),
         _ => Err(Problem::bad_request("send If-Match with an ETag, or If-None-Match: *, not both and nothing else")),
     }
 }
@@ -153,7 +165,9 @@ mod tests {
         let yaml = headers(&[("content-type", "application/yaml")]);
         assert!(document(&yaml, b"id: web\nrules: []\n").is_ok());
         assert!(document(&HeaderMap::new(), b"{\"id\":\"web\"}").is_ok());
-        for (headers, body) in [(&yaml, &b"id: a\n---\nid: b\n"[..]), (&yaml, b""), (&HeaderMap::new(), b"id: web"), (&yaml, b"\xff")] {
+        for (headers, body) in
+            [(&yaml, &b"id: a\n---\nid: b\n"[..]), (&yaml, b""), (&HeaderMap::new(), b"id: web"), (&yaml, b"\xff")]
+        {
             assert_eq!(document(headers, body).unwrap_err().status, 400);
         }
     }

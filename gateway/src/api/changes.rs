@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use groupcast_bus_config::subjects::CatalogKind;
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 
 use super::access::Caller;
-use super::body::{self, Queried};
+use super::body::{self, Named, Queried};
 use super::{App, FORMAT_VERSION, Listed, Page, documents};
 use crate::local::Changed;
 use crate::plan::{self, Plan};
@@ -175,12 +175,7 @@ fn writes(request: &ChangeRequest) -> Result<Vec<Write>, Problem> {
         content((Plan = "application/json"), (AcceptedChange = "application/json"))),
     (status = 201, body = AcceptedChange), Writing,
 ))]
-pub async fn post_change(
-    State(app): State<App>,
-    caller: Caller,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, Problem> {
+pub async fn post_change(State(app): State<App>, caller: Caller, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
     let key = body::key(&headers)?;
     let bytes = body::read(&app, body, &headers, body::LARGE_BYTES_MAX).await?;
     let request: ChangeRequest = body::json(&bytes)?;
@@ -279,7 +274,7 @@ impl Wait {
 pub async fn get_change(
     State(app): State<App>,
     _: Caller,
-    Path(number): Path<String>,
+    Named(number): Named,
     Queried(wait): Queried<Wait>,
 ) -> Result<Json<ShownChange>, Problem> {
     let number = parse_number(&number)?;
@@ -351,7 +346,7 @@ pub struct UndoRequest {
 pub async fn undo_change(
     State(app): State<App>,
     caller: Caller,
-    Path(number): Path<String>,
+    Named(number): Named,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
@@ -363,6 +358,22 @@ pub async fn undo_change(
     if let Some(write) = writes.iter().find(|write| !matches!(write.name.kind, CatalogKind::Group | CatalogKind::Template)) {
         return Err(Problem::conflict(format!("change {number} wrote {}, which cannot be undone here", write.name)));
     }
+    let writes = restored(&app, writes).await?;
     let asked = Asked { reason, key, writes, plan: None, undo: true };
     Ok(accepted(&app, &caller, asked).await?.into_response())
+}
+
+/// What the change deleted is expected to be deleted still, by that very deletion.
+async fn restored(app: &App, mut writes: Vec<Write>) -> Result<Vec<Write>, Problem> {
+    for write in &mut writes {
+        let Expected::Revision(revision) = write.expected else { continue };
+        if app.followed.local().kept(&write.name).is_some() {
+            continue;
+        }
+        let now = app.catalog.read(&write.name).await?;
+        if now.is_some_and(|now| now.revision == revision && matches!(now.document, Ok(None))) {
+            write.expected = Expected::Absent;
+        }
+    }
+    Ok(writes)
 }

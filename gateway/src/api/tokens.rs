@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use groupcast_bus_config::subjects::CatalogKind;
 use groupcast_control::change::{Change, Expected, Write};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::access::Administrator;
-use super::body::{self, Queried};
+use super::body::{self, Named, Queried};
 use super::{App, FORMAT_VERSION, Listed, Page, documents};
 use crate::problem::{Problem, Reading, Writing};
 use crate::scope::Scope;
@@ -38,7 +38,8 @@ pub struct ShownToken {
 
 impl ShownToken {
     pub fn new(token: &Token, now: SystemTime) -> Self {
-        let time = |seconds: u64| humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).to_string();
+        let time =
+            |seconds: u64| humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).to_string();
         let stored = &token.stored;
         Self {
             format_version: FORMAT_VERSION.to_owned(),
@@ -100,10 +101,13 @@ pub fn make(new: &NewToken, now: SystemTime) -> Result<(Token, String), Problem>
             return Err(Problem::of_documents(wrong));
         }
         if new.role == Role::Admin {
-            return Err(Problem::bad_request("an administrator has no scope: choose role editor or viewer, or leave the scope out"));
+            return Err(Problem::bad_request(
+                "an administrator has no scope: choose role editor or viewer, or leave the scope out",
+            ));
         }
     }
-    Token::new(&new.id, new.role, new.scope.clone(), &new.description, life, now).map_err(|error| Problem::bad_request(error.to_string()))
+    Token::new(&new.id, new.role, new.scope.clone(), &new.description, life, now)
+        .map_err(|error| Problem::bad_request(error.to_string()))
 }
 
 /// Makes a token. One that exists is not replaced: revoke it first.
@@ -145,7 +149,7 @@ pub struct Revoked {
 pub async fn revoke_token(
     State(app): State<App>,
     Administrator(caller): Administrator,
-    Path(id): Path<String>,
+    Named(id): Named,
 ) -> Result<Json<Revoked>, Problem> {
     let name = documents::name(CatalogKind::Token, &id)?;
     if app.followed.local().kept(&name).is_none() {

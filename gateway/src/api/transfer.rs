@@ -52,7 +52,8 @@ pub async fn export(State(app): State<App>, _: Administrator) -> Result<Response
     match file::export(app.client.clone(), &mut out).await {
         Ok(_) => Ok(([(header::CONTENT_TYPE, "application/jsonl")], out.0).into_response()),
         Err(file::Error::Io(_)) => {
-            let detail = format!("the export is larger than {EXPORT_BYTES_MAX} bytes: make it on the bus (`groupcast export --server …`)");
+            let detail =
+                format!("the export is larger than {EXPORT_BYTES_MAX} bytes: make it on the bus (`groupcast export --server …`)");
             Err(Problem::too_large(detail))
         }
         Err(error) => Err(Problem::unavailable(error.to_string())),

@@ -62,7 +62,10 @@ fn contents(path: &Path) -> Result<Vec<(String, Text, String)>> {
     if found.is_empty() {
         return Err(Failure::failed(format!("{} holds no .yaml, .yml or .json", path.display())));
     }
-    found.iter().map(|path| Ok((path.display().to_string(), kind(path), std::fs::read_to_string(path).map_err(failed)?))).collect()
+    found
+        .iter()
+        .map(|path| Ok((path.display().to_string(), kind(path), std::fs::read_to_string(path).map_err(failed)?)))
+        .collect()
 }
 
 /// The documents of these files as a gateway takes them. What `groupcast get` prints is taken too, and then only over the version
@@ -95,8 +98,10 @@ fn unwrapped(node: Node, puts: &mut Vec<Value>) {
 
 pub fn read_plan(path: &Path) -> Result<SavedPlan> {
     let text = std::fs::read_to_string(path).map_err(|error| Failure::failed(format!("{}: {error}", path.display())))?;
-    let plan: SavedPlan = serde_json::from_str(&text)
-        .map_err(|error| Failure::failed(format!("{} is no saved plan: {error}", path.display())).hint("make one with `groupcast plan -f FILE --out PLAN`"))?;
+    let plan: SavedPlan = serde_json::from_str(&text).map_err(|error| {
+        Failure::failed(format!("{} is no saved plan: {error}", path.display()))
+            .hint("make one with `groupcast plan -f FILE --out PLAN`")
+    })?;
     match plan.format_version.as_str() {
         "1" => Ok(plan),
         other => Err(Failure::failed(format!("{}: format_version {other:?} is not known here", path.display()))),
@@ -191,7 +196,9 @@ pub async fn undo(connection: &Connection, options: UndoOptions) -> Result {
     let call = Call::new(Method::POST, format!("/v1/changes/{}/undo", options.change));
     let call = call.json(&json!({ "reason": options.reason })).key(random_key());
     let accepted: AcceptedChange = api.fetch(&call).await.map_err(|failure| match failure.code {
-        Code::Conflict => Failure { hint: Some("take back what came later first, or write what you want instead".to_owned()), ..failure },
+        Code::Conflict => {
+            Failure { hint: Some("take back what came later first, or write what you want instead".to_owned()), ..failure }
+        }
         _ => failure,
     })?;
     told(&accepted);

@@ -40,7 +40,8 @@ pub struct TapOptions {
 
 pub async fn tap(options: TapOptions) -> Result {
     let settings = options.bus.settings();
-    let bus = connect::Options::new(&settings.servers, Role::Viewer, &settings.name).identity(settings.identity).tls(settings.tls);
+    let bus =
+        connect::Options::new(&settings.servers, Role::Viewer, &settings.name).identity(settings.identity).tls(settings.tls);
     let failed = |error: &dyn std::fmt::Display| Failure::failed(error.to_string()).hint("name the server with --server");
     let (client, _events) = connect::connect(bus).await.map_err(|error| failed(&error))?;
     let mut messages = client.subscribe(subjects::READ_ALL).await.map_err(|error| failed(&error))?;
@@ -96,7 +97,14 @@ fn decoded(name: &str, topic: Option<&Topic>, payload: &[u8]) -> Value {
 fn line(shown: &Value) -> String {
     let text = |field: &str| shown[field].as_str().map_or_else(|| shown[field].to_string(), str::to_owned);
     match (shown.get("edit"), shown.get("lead")) {
-        (Some(_), _) => format!("{} change {} term {} ({} bytes): {}\n", text("topic"), text("change"), text("term"), text("bytes"), text("edit")),
+        (Some(_), _) => format!(
+            "{} change {} term {} ({} bytes): {}\n",
+            text("topic"),
+            text("change"),
+            text("term"),
+            text("bytes"),
+            text("edit")
+        ),
         (None, Some(_)) => format!("{} ({} bytes): {}\n", text("topic"), text("bytes"), text("lead")),
         (None, None) => format!("{} ({} bytes): cannot be read: {}\n", text("topic"), text("bytes"), text("unreadable")),
     }

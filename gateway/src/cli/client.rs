@@ -173,7 +173,8 @@ impl Api {
     pub async fn fetch<T: DeserializeOwned>(&self, call: &Call) -> Result<T> {
         let text = self.send(call).await?;
         serde_json::from_str(&text).map_err(|error| {
-            Failure::failed(format!("the gateway's answer cannot be read: {error}")).hint("is it a groupcast gateway, and of this version?")
+            Failure::failed(format!("the gateway's answer cannot be read: {error}"))
+                .hint("is it a groupcast gateway, and of this version?")
         })
     }
 
@@ -256,7 +257,9 @@ mod tests {
 
     #[test]
     fn a_problem_becomes_a_failure_with_its_code() {
-        let body = |errors: &str| format!(r#"{{"type":"urn:groupcast:problem:stale","title":"x","status":412,"detail":"all","errors":[{errors}]}}"#);
+        let body = |errors: &str| {
+            format!(r#"{{"type":"urn:groupcast:problem:stale","title":"x","status":412,"detail":"all","errors":[{errors}]}}"#)
+        };
         let one = r#"{"document":"group \"web\"","rule":2,"field":"ports","detail":"is 0"}"#;
         let failure = refused(StatusCode::PRECONDITION_FAILED, &body(one));
         assert_eq!((failure.code, failure.message.as_str()), (Code::Conflict, "group \"web\": rules[2].ports: is 0"));

@@ -60,9 +60,8 @@ pub fn path() -> Result<PathBuf> {
     }
     let home = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
     let home = home.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".config")));
-    home.map(|home| home.join("groupcast/contexts.toml")).ok_or_else(|| {
-        Failure::failed("there is no home folder to keep contexts in").hint("set GROUPCAST_CONTEXTS to a file")
-    })
+    home.map(|home| home.join("groupcast/contexts.toml"))
+        .ok_or_else(|| Failure::failed("there is no home folder to keep contexts in").hint("set GROUPCAST_CONTEXTS to a file"))
 }
 
 impl Contexts {
@@ -70,7 +69,9 @@ impl Contexts {
         match std::fs::read_to_string(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(Failure::failed(format!("{} cannot be read: {error}", path.display()))),
-            Ok(text) => toml::from_str(&text).map_err(|error| Failure::failed(format!("{}: {}", path.display(), error.message()))),
+            Ok(text) => {
+                toml::from_str(&text).map_err(|error| Failure::failed(format!("{}: {}", path.display(), error.message())))
+            }
         }
     }
 
@@ -116,7 +117,8 @@ impl Connection {
             (_, Some(path)) => std::fs::read_to_string(path)
                 .map_err(|error| Failure::failed(format!("token file {} cannot be read: {error}", path.display())))?,
             _ => {
-                let hint = "set GROUPCAST_TOKEN, give --token-file, or make one with `groupcast token add NAME --role admin --on-bus`";
+                let hint =
+                    "set GROUPCAST_TOKEN, give --token-file, or make one with `groupcast token add NAME --role admin --on-bus`";
                 return Err(Failure::failed("there is no token to show to the gateway").hint(hint));
             }
         };
@@ -150,7 +152,8 @@ pub enum Command {
 pub fn run(command: Command) -> Result {
     let path = path()?;
     let mut file = Contexts::read(&path)?;
-    let unknown = |name: &str| Failure::new(Code::NotFound, format!("there is no context {name:?}")).hint("see `groupcast context list`");
+    let unknown =
+        |name: &str| Failure::new(Code::NotFound, format!("there is no context {name:?}")).hint("see `groupcast context list`");
     match command {
         Command::List => {
             let row = |(name, context): (&String, &Context)| {

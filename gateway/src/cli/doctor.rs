@@ -118,10 +118,16 @@ async fn gateway(connection: &Connection) -> Vec<Finding> {
             findings.push(version(&status.server_version));
             findings.push(match status.controller {
                 true => good("controller", "at least one listens"),
-                false => bad("controller", "none listens: nothing is published", "start `groupcast controller`, better two of them"),
+                false => {
+                    bad("controller", "none listens: nothing is published", "start `groupcast controller`, better two of them")
+                }
             });
             for refused in &status.refused {
-                findings.push(bad("document", refused.clone(), "write it again (`groupcast apply`); until then its last good version counts"));
+                findings.push(bad(
+                    "document",
+                    refused.clone(),
+                    "write it again (`groupcast apply`); until then its last good version counts",
+                ));
             }
         }
     }
@@ -161,7 +167,8 @@ async fn bus(options: &BusOptions) -> Vec<Finding> {
         let stream = log.stream();
         match tokio::time::timeout(BUS_DEADLINE, log.last(">")).await {
             Ok(Ok(last)) => {
-                findings.push(good(stream, last.as_ref().map_or("empty".to_owned(), |entry| format!("ends at {}", entry.sequence))));
+                findings
+                    .push(good(stream, last.as_ref().map_or("empty".to_owned(), |entry| format!("ends at {}", entry.sequence))));
                 findings.extend(last.map(|entry| clock(stream, entry.at, SystemTime::now())));
             }
             Ok(Err(error)) => findings.push(bad(stream, error.to_string(), "a controller makes the streams: start one")),
@@ -176,14 +183,18 @@ fn clock(stream: &str, stored: SystemTime, now: SystemTime) -> Finding {
     let ahead = stored.duration_since(now).unwrap_or_default();
     match ahead > CLOCK_DIFFERENCE_MAX {
         false => good("clock", format!("agrees with the last message of {stream}")),
-        true => bad("clock", format!("{} s behind the servers'", ahead.as_secs()), "synchronise the clocks, here and on the servers"),
+        true => {
+            bad("clock", format!("{} s behind the servers'", ahead.as_secs()), "synchronise the clocks, here and on the servers")
+        }
     }
 }
 
 fn kernel(release: &str) -> Finding {
     let mut parts = release.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse::<u32>().ok());
     match (parts.next(), parts.next()) {
-        (Some(major), Some(minor)) if (major, minor) >= KERNEL_OWNED => good("kernel here", format!("{release} (agents own their table)")),
+        (Some(major), Some(minor)) if (major, minor) >= KERNEL_OWNED => {
+            good("kernel here", format!("{release} (agents own their table)"))
+        }
         (Some(major), Some(minor)) if (major, minor) >= KERNEL_MIN => {
             good("kernel here", format!("{release} (agents watch their table; from 6.9 on they own it)"))
         }

@@ -2,14 +2,16 @@
 
 use clap::Args;
 
+use super::Result;
 use super::client::{Call, escaped};
 use super::context::Connection;
 use super::output::{self, Format, Paint};
-use super::Result;
 use crate::explained::{Explanation, Side};
 
 #[derive(Debug, Clone, Args)]
-#[command(after_help = "Examples:\n  groupcast explain web-1 db-1 tcp/5432\n  groupcast explain 192.0.2.7 web-1 tcp/443\n  groupcast explain web-1 10.0.0.53 udp/53")]
+#[command(
+    after_help = "Examples:\n  groupcast explain web-1 db-1 tcp/5432\n  groupcast explain 192.0.2.7 web-1 tcp/443\n  groupcast explain web-1 10.0.0.53 udp/53"
+)]
 pub struct Options {
     /// A workload or an address.
     from: String,

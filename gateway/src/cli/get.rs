@@ -3,10 +3,10 @@
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
+use super::Result;
 use super::client::{Call, escaped};
 use super::context::Connection;
 use super::output::{self, Format};
-use super::Result;
 
 /// Items that are shown unless told otherwise.
 const LIMIT_DEFAULT: usize = 10_000;
@@ -52,8 +52,10 @@ impl Kind {
 }
 
 #[derive(Debug, Clone, Args)]
-#[command(after_help = "Examples:\n  groupcast get groups\n  groupcast get group web -o yaml > web.yaml    # edit, then: groupcast apply -f web.yaml\n  \
-                        groupcast get changes --limit 10")]
+#[command(
+    after_help = "Examples:\n  groupcast get groups\n  groupcast get group web -o yaml > web.yaml    # edit, then: groupcast apply -f web.yaml\n  \
+                        groupcast get changes --limit 10"
+)]
 pub struct Options {
     #[arg(value_enum)]
     kind: Kind,
@@ -135,7 +137,9 @@ fn joined(value: &Value) -> String {
 
 fn head(kind: Kind, wide: bool) -> Vec<&'static str> {
     let (mut narrow, more): (Vec<&str>, Vec<&str>) = match kind {
-        Kind::Groups => (vec!["id", "rules", "bindings", "members", "owner"], vec!["revision", "changed by", "changed at", "name"]),
+        Kind::Groups => {
+            (vec!["id", "rules", "bindings", "members", "owner"], vec!["revision", "changed by", "changed at", "name"])
+        }
         Kind::Templates => (vec!["id", "network", "spaces", "prefixes"], vec!["revision", "changed by", "changed at"]),
         Kind::Workloads => (vec!["id", "host", "addresses", "space", "app"], vec!["network", "phase", "labels", "groups"]),
         Kind::Hosts => (vec!["host", "workloads"], vec!["names"]),
@@ -163,22 +167,25 @@ fn row(kind: Kind, item: &Value, wide: bool) -> Vec<String> {
             ];
             (narrow, [changed(), vec![text(&document["name"])]].concat())
         }
-        Kind::Templates => {
-            (vec![text(&document["id"]), text(&document["network"]), joined(&document["spaces"]), joined(&document["prefixes"])], changed())
-        }
+        Kind::Templates => (
+            vec![text(&document["id"]), text(&document["network"]), joined(&document["spaces"]), joined(&document["prefixes"])],
+            changed(),
+        ),
         Kind::Workloads => {
-            let labels = document["labels"].as_object().map(|labels| {
-                labels.iter().map(|(key, value)| format!("{key}={}", text(value))).collect::<Vec<_>>().join(",")
-            });
+            let labels = document["labels"]
+                .as_object()
+                .map(|labels| labels.iter().map(|(key, value)| format!("{key}={}", text(value))).collect::<Vec<_>>().join(","));
             let narrow = ["id", "host"].map(|field| text(&document[field]));
             let phase = if document["phase"].is_null() { "running".to_owned() } else { text(&document["phase"]) };
             (
-                [narrow.to_vec(), vec![joined(&document["addresses"]), text(&document["space"]), text(&document["app"])]].concat(),
+                [narrow.to_vec(), vec![joined(&document["addresses"]), text(&document["space"]), text(&document["app"])]]
+                    .concat(),
                 vec![text(&document["network"]), phase, labels.unwrap_or_default(), joined(&document["groups"])],
             )
         }
         Kind::Hosts => {
-            let names = item["workloads"].as_array().map(|list| list.iter().map(|w| text(&w["workload"])).collect::<Vec<_>>().join(","));
+            let names =
+                item["workloads"].as_array().map(|list| list.iter().map(|w| text(&w["workload"])).collect::<Vec<_>>().join(","));
             (vec![text(&item["host"]), count(&item["workloads"])], vec![names.unwrap_or_default()])
         }
         Kind::Changes => {

@@ -100,7 +100,8 @@ pub async fn run(command: Command) -> Result {
 }
 
 fn listed(authority: &Authority, format: Format) -> String {
-    let time = |seconds: u64| humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).to_string();
+    let time =
+        |seconds: u64| humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).to_string();
     let expires = |at: Option<u64>| at.map_or("never".to_owned(), time);
     let items: Vec<_> = authority
         .issued()
@@ -114,7 +115,11 @@ fn listed(authority: &Authority, format: Format) -> String {
         Format::Jsonl => items.iter().map(|item| item.to_string() + "\n").collect(),
         Format::Name => items.iter().map(|item| format!("{}/{}\n", text(&item["role"]), text(&item["name"]))).collect(),
         Format::Table | Format::Wide => {
-            let fields = if format == Format::Wide { &["role", "name", "issued", "expires", "key"][..] } else { &["role", "name", "issued", "expires"] };
+            let fields = if format == Format::Wide {
+                &["role", "name", "issued", "expires", "key"][..]
+            } else {
+                &["role", "name", "issued", "expires"]
+            };
             let rows = items.iter().map(|item| fields.iter().map(|field| text(&item[*field])).collect()).collect();
             output::table(fields, rows)
         }

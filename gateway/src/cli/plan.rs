@@ -17,7 +17,9 @@ use crate::plan::{Action, Flows, Plan};
 const LISTED_MAX: usize = 10;
 
 #[derive(Debug, Clone, Args)]
-#[command(after_help = "Examples:\n  groupcast plan -f web.yaml\n  groupcast plan -f groups/ --out shop.plan && groupcast apply --plan shop.plan")]
+#[command(
+    after_help = "Examples:\n  groupcast plan -f web.yaml\n  groupcast plan -f groups/ --out shop.plan && groupcast apply --plan shop.plan"
+)]
 pub struct Options {
     /// File or folder with documents in YAML or JSON, or - for stdin; may be given several times.
     #[arg(short, long = "file", value_name = "FILE", required = true)]
@@ -31,7 +33,8 @@ pub struct Options {
 
 pub async fn plan(connection: &Connection, options: Options) -> Result {
     let put = documents(&options.files)?;
-    let call = Call::new(Method::POST, "/v1/changes").json(&json!({ "dry_run": true, "put": put })).key(super::client::random_key());
+    let call =
+        Call::new(Method::POST, "/v1/changes").json(&json!({ "dry_run": true, "put": put })).key(super::client::random_key());
     let plan: Plan = connection.api()?.fetch(&call).await?;
     if let Some(path) = &options.out {
         let saved = SavedPlan { format_version: "1".to_owned(), plan: plan.plan.clone(), put };

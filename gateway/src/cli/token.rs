@@ -139,7 +139,8 @@ async fn add(connection: &Connection, options: AddOptions) -> Result {
     output::say(&format!("token {} made; keep it, it is shown only now", new.id));
     match out {
         None => output::print(&(token + "\n")),
-        Some(path) => crate::secret::write(&path, &token)
-            .map_err(|error| Failure::failed(format!("{} cannot be written: {error}; revoke the token and make another", path.display()))),
+        Some(path) => crate::secret::write(&path, &token).map_err(|error| {
+            Failure::failed(format!("{} cannot be written: {error}; revoke the token and make another", path.display()))
+        }),
     }
 }

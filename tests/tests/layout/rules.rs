@@ -178,7 +178,22 @@ pub fn forbidden_words(path: &Path, text: &str) -> Vec<String> {
 
 /// Judges product code: no subject is written but in the one file of typed functions.
 pub fn stray_subjects(path: &Path, source: &Source) -> Vec<String> {
-    let heads = ["cat", "reg", "w", "t", "snap", "register", "beat", "ack", "entropy", "ctl", "answer", "replica", "progress", "progressed"];
+    let heads = [
+        "cat",
+        "reg",
+        "w",
+        "t",
+        "snap",
+        "register",
+        "beat",
+        "ack",
+        "entropy",
+        "ctl",
+        "answer",
+        "replica",
+        "progress",
+        "progressed",
+    ];
     let is_subject = |text: &str| {
         text.starts_with("_INBOX_")
             || text.match_indices("gc.").any(|(at, _)| {
