@@ -29,6 +29,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::attempts::Attempts;
+use crate::confirm;
 use crate::follow::Followed;
 use crate::problem::Problem;
 use crate::progress::Watcher;
@@ -67,7 +68,7 @@ pub type App = Arc<Shared>;
 
 impl Shared {
     pub fn start(client: Client, metrics: Option<PrometheusHandle>) -> App {
-        Arc::new(Self {
+        let app = Arc::new(Self {
             catalog: Catalog::new(client.clone()),
             followed: Followed::start(&client),
             progress: Watcher::start(&client),
@@ -80,7 +81,9 @@ impl Shared {
             large_bodies: Semaphore::new(LARGE_BODIES_MAX),
             heavy: Semaphore::new(HEAVY_MAX),
             openapi: openapi().to_pretty_json().unwrap_or_default(),
-        })
+        });
+        tokio::spawn(confirm::watch(app.clone()));
+        app
     }
 
     /// Until both streams were read there is nothing to judge anything by.
@@ -122,6 +125,7 @@ fn router() -> OpenApiRouter<App> {
         .routes(routes!(changes::list_changes, changes::post_change))
         .routes(routes!(changes::get_change))
         .routes(routes!(changes::undo_change))
+        .routes(routes!(changes::confirm_change))
         .routes(routes!(watch::watch))
         .routes(routes!(explain::explain))
         .routes(routes!(registry::list_workloads))

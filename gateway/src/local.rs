@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use groupcast_bus_config::subjects::{CatalogKind, RegistryKey, parse_registry};
 use groupcast_control::catalog::Version;
@@ -13,6 +13,7 @@ use groupcast_control::mirror::{Item, Mirror, Origin};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::model::{Event, World};
 
+use crate::confirm;
 use crate::token::Token;
 
 /// Changes that are remembered with their authors.
@@ -72,6 +73,7 @@ pub struct Local {
     world: World,
     kept: BTreeMap<Name, Kept>,
     tokens: BTreeMap<String, Arc<Token>>,
+    confirms: BTreeMap<Name, Duration>,
     hosts: BTreeMap<HostId, HostEntry>,
     changes: VecDeque<Arc<Changed>>,
     refused: BTreeSet<String>,
@@ -99,6 +101,11 @@ impl Local {
 
     pub fn tokens(&self) -> impl Iterator<Item = &Arc<Token>> {
         self.tokens.values()
+    }
+
+    /// Changes that are taken back unless they are confirmed: what says so, and the version it is.
+    pub fn confirms(&self) -> impl Iterator<Item = (&Name, Duration, &Kept)> {
+        self.confirms.iter().filter_map(|(name, within)| Some((name, *within, self.kept.get(name)?)))
     }
 
     pub fn hosts(&self) -> &BTreeMap<HostId, HostEntry> {
@@ -137,7 +144,7 @@ impl Local {
                 catalogue.templates.get(&name.id().parse().ok()?).map(|s| Document::Template(s.value.clone()))
             }
             CatalogKind::Token => self.tokens.get(name.id()).map(|token| token.document()),
-            CatalogKind::Change | CatalogKind::Host | CatalogKind::Source | CatalogKind::Term => None,
+            CatalogKind::Change | CatalogKind::Confirm | CatalogKind::Host | CatalogKind::Source | CatalogKind::Term => None,
         }
     }
 
@@ -200,6 +207,9 @@ impl Local {
                     self.refused.insert(format!("{name} is refused: {why}"));
                 }
             },
+            Document::Other { body, .. } if name.kind == CatalogKind::Confirm => {
+                self.confirms.insert(name.clone(), confirm::within(&body));
+            }
             Document::Other { .. } => {}
         }
         self.kept.insert(name, Kept { revision, change, at, author, reason });
@@ -212,6 +222,9 @@ impl Local {
             (CatalogKind::Template, _, Ok(id)) => self.world.apply(&Event::TemplateRemoved(id)),
             (CatalogKind::Token, ..) => {
                 self.tokens.remove(name.id());
+            }
+            (CatalogKind::Confirm, ..) => {
+                self.confirms.remove(name);
             }
             _ => {}
         }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use groupcast_bus_config::subjects::CatalogKind;
 use groupcast_control::catalog::{self, Accepted, Catalog};
 use groupcast_control::change::{Body, Change, Expected, Write};
 use groupcast_control::document::{Document, Name};
@@ -150,7 +151,8 @@ fn permitted(local: &Local, principal: &Principal, writes: &[Write]) -> Result<(
         return Err(Problem::forbidden("your token may only read: ask for one with role editor"));
     }
     let (mut owned, mut beyond): (Vec<Wrong>, Vec<Wrong>) = Default::default();
-    for write in writes {
+    // What holds a change to a confirmation belongs to the change.
+    for write in writes.iter().filter(|write| write.name.kind != CatalogKind::Confirm) {
         let now = local.document(&write.name);
         let next = match &write.body {
             Body::Put(document) => Some(document),
