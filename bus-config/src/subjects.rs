@@ -146,6 +146,8 @@ pub const PROGRESSED: &str = "gc.progressed";
 pub enum CatalogKind {
     /// Leads an atomic batch of documents and makes it idempotent.
     Change,
+    /// Says that the change it was written with is taken back unless it is confirmed in time.
+    Confirm,
     Group,
     /// A host credential's grant: which templates it may use.
     Host,
@@ -158,11 +160,13 @@ pub enum CatalogKind {
 }
 
 impl CatalogKind {
-    pub const ALL: [Self; 7] = [Self::Change, Self::Group, Self::Host, Self::Source, Self::Template, Self::Term, Self::Token];
+    pub const ALL: [Self; 8] =
+        [Self::Change, Self::Confirm, Self::Group, Self::Host, Self::Source, Self::Template, Self::Term, Self::Token];
 
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Change => "change",
+            Self::Confirm => "confirm",
             Self::Group => "group",
             Self::Host => "host",
             Self::Source => "source",

@@ -29,6 +29,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::attempts::Attempts;
+use crate::confirm;
 use crate::follow::Followed;
 use crate::problem::Problem;
 use crate::progress::Watcher;
@@ -67,7 +68,7 @@ pub type App = Arc<Shared>;
 
 impl Shared {
     pub fn start(client: Client, metrics: Option<PrometheusHandle>) -> App {
-        Arc::new(Self {
+        let app = Arc::new(Self {
             catalog: Catalog::new(client.clone()),
             followed: Followed::start(&client),
             progress: Watcher::start(&client),
@@ -80,7 +81,9 @@ impl Shared {
             large_bodies: Semaphore::new(LARGE_BODIES_MAX),
             heavy: Semaphore::new(HEAVY_MAX),
             openapi: openapi().to_pretty_json().unwrap_or_default(),
-        })
+        });
+        tokio::spawn(confirm::watch(app.clone()));
+        app
     }
 
     /// Until both streams were read there is nothing to judge anything by.
@@ -122,6 +125,7 @@ fn router() -> OpenApiRouter<App> {
         .routes(routes!(changes::list_changes, changes::post_change))
         .routes(routes!(changes::get_change))
         .routes(routes!(changes::undo_change))
+        .routes(routes!(changes::confirm_change))
         .routes(routes!(watch::watch))
         .routes(routes!(explain::explain))
         .routes(routes!(registry::list_workloads))
@@ -216,5 +220,33 @@ pub struct Listed<T> {
 impl<T> Listed<T> {
     pub fn new((items, next): (Vec<T>, Option<String>)) -> Self {
         Self { format_version: FORMAT_VERSION.to_owned(), items, next }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The description beside the documentation is the one that the code makes; `GROUPCAST_UPDATE=1` writes it anew.
+    #[test]
+    fn the_description_is_what_the_code_says() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
+        let made = openapi().to_pretty_json().expect("JSON") + "\n";
+        if std::env::var_os("GROUPCAST_UPDATE").is_some() {
+            std::fs::write(path, &made).expect("written");
+        }
+        let kept = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(made == kept, "docs/openapi.json is not what the code says: run this test again with GROUPCAST_UPDATE=1");
+    }
+
+    #[test]
+    fn pages_are_bounded_and_follow_each_other() {
+        let ids: Vec<String> = (0..25).map(|i| format!("g{i:02}")).collect();
+        let page = |limit: usize, after: &str| Page { limit: Some(limit), after: Some(after.to_owned()), prefix: None };
+        let cut = |page: Page| page.cut(ids.iter(), |id| id.as_str(), Clone::clone);
+        assert_eq!(cut(page(10, "g09")).map(|(items, next)| (items[0].clone(), next)), Ok(("g10".into(), Some("g19".into()))));
+        assert_eq!(cut(page(10, "g19")).map(|(items, next)| (items.len(), next)), Ok((5, None)));
+        assert_eq!(cut(page(25, "")).map(|(items, next)| (items.len(), next)), Ok((25, None)));
+        assert!(cut(page(PAGE_MAX, "")).is_ok() && cut(page(PAGE_MAX + 1, "")).is_err() && cut(page(0, "")).is_err());
     }
 }

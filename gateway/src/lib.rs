@@ -5,7 +5,7 @@
 //! - [`token`], [`scope`], [`attempts`]: who may do what
 //! - [`plan`], [`explained`]: what a change would mean, and why a flow passes
 //!
-//! On the bus and towards clients: [`follow`], the streams into the local state; [`submit`], the one way a change goes; [`progress`],
+//! On the bus and towards clients: [`follow`], the streams into the local state; [`submit`], the one way a change goes; [`confirm`], changes that take themselves back; [`progress`],
 //! how far changes are; [`api`], the routes; [`server`] and [`tls`], connections; [`gateway`], all of it together. [`cli`] is what operators type.
 //!
 //! It may use `groupcast-control` and what is below it. It drives the agent as a process, never as a library.
@@ -15,6 +15,7 @@ pub mod attempts;
 pub mod bus;
 pub mod cli;
 pub mod config;
+pub mod confirm;
 pub mod controller;
 pub mod explained;
 pub mod follow;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use groupcast_bus_config::subjects::{CatalogKind, RegistryKey, parse_registry};
 use groupcast_control::catalog::Version;
@@ -13,6 +13,7 @@ use groupcast_control::mirror::{Item, Mirror, Origin};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::model::{Event, World};
 
+use crate::confirm;
 use crate::token::Token;
 
 /// Changes that are remembered with their authors.
@@ -72,6 +73,7 @@ pub struct Local {
     world: World,
     kept: BTreeMap<Name, Kept>,
     tokens: BTreeMap<String, Arc<Token>>,
+    confirms: BTreeMap<Name, Duration>,
     hosts: BTreeMap<HostId, HostEntry>,
     changes: VecDeque<Arc<Changed>>,
     refused: BTreeSet<String>,
@@ -99,6 +101,11 @@ impl Local {
 
     pub fn tokens(&self) -> impl Iterator<Item = &Arc<Token>> {
         self.tokens.values()
+    }
+
+    /// Changes that are taken back unless they are confirmed: what says so, and the version it is.
+    pub fn confirms(&self) -> impl Iterator<Item = (&Name, Duration, &Kept)> {
+        self.confirms.iter().filter_map(|(name, within)| Some((name, *within, self.kept.get(name)?)))
     }
 
     pub fn hosts(&self) -> &BTreeMap<HostId, HostEntry> {
@@ -137,7 +144,7 @@ impl Local {
                 catalogue.templates.get(&name.id().parse().ok()?).map(|s| Document::Template(s.value.clone()))
             }
             CatalogKind::Token => self.tokens.get(name.id()).map(|token| token.document()),
-            CatalogKind::Change | CatalogKind::Host | CatalogKind::Source | CatalogKind::Term => None,
+            CatalogKind::Change | CatalogKind::Confirm | CatalogKind::Host | CatalogKind::Source | CatalogKind::Term => None,
         }
     }
 
@@ -200,6 +207,9 @@ impl Local {
                     self.refused.insert(format!("{name} is refused: {why}"));
                 }
             },
+            Document::Other { body, .. } if name.kind == CatalogKind::Confirm => {
+                self.confirms.insert(name.clone(), confirm::within(&body));
+            }
             Document::Other { .. } => {}
         }
         self.kept.insert(name, Kept { revision, change, at, author, reason });
@@ -212,6 +222,9 @@ impl Local {
             (CatalogKind::Template, _, Ok(id)) => self.world.apply(&Event::TemplateRemoved(id)),
             (CatalogKind::Token, ..) => {
                 self.tokens.remove(name.id());
+            }
+            (CatalogKind::Confirm, ..) => {
+                self.confirms.remove(name);
             }
             _ => {}
         }
@@ -277,4 +290,97 @@ pub fn changes_of(versions: &[Version]) -> Vec<Changed> {
         }
     }
     changes.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use async_nats::HeaderMap;
+    use groupcast_control::change::{Record, record_id};
+    use groupcast_control::document::encode_record;
+    use groupcast_control::log::Entry;
+    use groupcast_policy::model::Group;
+    use proptest::prelude::*;
+
+    fn version(id: &str, text: Option<&str>, sequence: u64, record: Option<&str>) -> Version {
+        let name = Name::new(CatalogKind::Group, id).unwrap();
+        let group = |text: &str| Group { name: text.to_owned(), ..Group::new(id.parse().unwrap()) };
+        let payload = text.map_or(Vec::new(), |text| Document::Group(Arc::new(group(text))).encode());
+        read(&name, payload, sequence, record)
+    }
+
+    fn read(name: &Name, payload: Vec<u8>, sequence: u64, record: Option<&str>) -> Version {
+        let mut headers = HeaderMap::new();
+        headers.insert("Gc-Author", "ann");
+        if let Some(record) = record {
+            headers.insert("Gc-Record", record);
+        }
+        let at = SystemTime::UNIX_EPOCH;
+        Version::of(&Entry { subject: name.subject(), sequence, headers, payload: payload.into(), at }).unwrap()
+    }
+
+    fn led(key: &str, documents: u64, sequence: u64) -> Version {
+        let (author, reason, content) = ("ann".to_owned(), String::new(), String::new());
+        let record = Record { author, reason, key: key.to_owned(), documents, content };
+        read(&Name::new(CatalogKind::Change, &record_id(key)).unwrap(), encode_record(&record), sequence, None)
+    }
+
+    #[test]
+    fn changes_are_put_together_from_their_documents() {
+        let record = record_id("k");
+        let versions = vec![
+            version("a", Some("x"), 1, None),
+            led("k", 2, 2),
+            version("a", Some("y"), 3, Some(&record)),
+            version("b", None, 4, Some(&record)),
+            version("c", Some("z"), 5, Some("forgotten")),
+        ];
+        let changes = changes_of(&versions);
+        let shape: Vec<(u64, usize)> = changes.iter().map(|changed| (changed.number, changed.documents_total)).collect();
+        assert_eq!(shape, [(1, 1), (4, 2)]);
+        assert!(changes[1].documents[1].deleted && changes[1].author == "ann");
+        let mut local = Local::default();
+        local.catalog(versions, 5, false);
+        assert_eq!(
+            local.kept(&Name::new(CatalogKind::Group, "a").unwrap()).map(|kept| (kept.revision, kept.change)),
+            Some((3, 4))
+        );
+        assert_eq!(local.change(4).map(|changed| changed.number), Some(4));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut local = Local::default();
+        for sequence in 1..=CHANGES_MAX as u64 + 10 {
+            local.catalog(vec![version("a", Some("x"), sequence, None)], sequence, false);
+        }
+        assert_eq!(local.changes().count(), CHANGES_MAX);
+        assert_eq!(local.changes().next().map(|changed| changed.number), Some(11));
+        let record = record_id("k");
+        let mut many = vec![led("k", CHANGE_NAMES_MAX as u64 + 5, 1)];
+        many.extend((0..CHANGE_NAMES_MAX as u64 + 5).map(|i| version(&format!("g{i}"), Some("x"), 2 + i, Some(&record))));
+        let changed = &changes_of(&many)[0];
+        assert_eq!((changed.documents.len(), changed.documents_total), (CHANGE_NAMES_MAX, CHANGE_NAMES_MAX + 5));
+    }
+
+    proptest! {
+        /// Whatever came, what is known is what somebody who reads everything afresh would know.
+        #[test]
+        fn increments_equal_a_fresh_look(steps in prop::collection::vec((0..4u8, prop::option::of(0..3u8), any::<bool>()), 0..40)) {
+            let mut local = Local::default();
+            let mut last: BTreeMap<u8, Version> = BTreeMap::new();
+            for (sequence, (id, text, whole)) in (1u64..).zip(steps) {
+                let made = version(&format!("g{id}"), text.map(|t| format!("t{t}")).as_deref(), sequence, None);
+                last.insert(id, made.clone());
+                let everything: Vec<Version> = last.values().cloned().collect();
+                // Following may begin anew at any time.
+                if whole { local.catalog(everything.clone(), sequence, true) } else { local.catalog(vec![made], sequence, false) };
+                let mut fresh = Local::default();
+                fresh.catalog(everything, sequence, true);
+                prop_assert_eq!(local.world(), fresh.world());
+                prop_assert_eq!(&local.kept, &fresh.kept);
+                prop_assert_eq!(local.through(), fresh.through());
+            }
+        }
+    }
 }

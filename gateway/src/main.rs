@@ -43,6 +43,8 @@ enum Command {
     Explain(explain::Options),
     /// Waits until every host that a change concerns has it in force.
     Wait(wait::Options),
+    /// Keeps a change that was applied with --confirm.
+    Confirm(apply::ConfirmOptions),
     /// Takes a change back, with a new one.
     Undo(apply::UndoOptions),
     /// Deletes a document.
@@ -113,6 +115,7 @@ fn run(Arguments { command, connection, log }: Arguments) -> cli::Result {
             Command::Get(options) => get::get(&connection, options).await,
             Command::Explain(options) => explain::explain(&connection, options).await,
             Command::Wait(options) => wait::wait(&connection, options).await,
+            Command::Confirm(options) => apply::confirm(&connection, options).await,
             Command::Undo(options) => apply::undo(&connection, options).await,
             Command::Delete(options) => apply::delete(&connection, options).await,
             Command::Export(options) => cli::transfer::export(&connection, options).await,

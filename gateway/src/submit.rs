@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use axum::http::StatusCode;
+use groupcast_bus_config::subjects::CatalogKind;
 use groupcast_control::catalog::{self, Accepted, Catalog};
 use groupcast_control::change::{Body, Change, Expected, Write};
 use groupcast_control::document::{Document, Name};
@@ -116,9 +118,10 @@ fn done(accepted: Accepted, warnings: Vec<Item>) -> Done {
 fn judge(local: &Local, principal: &Principal, asked: &Asked) -> Result<Judged, Problem> {
     permitted(local, principal, &asked.writes)?;
     stale(local, &asked.writes)?;
-    let missing: Vec<Item> = asked.writes.iter().filter_map(|write| missing(local, write)).collect();
+    let missing: Vec<&Name> = asked.writes.iter().filter(|write| is_missing(local, write)).map(|write| &write.name).collect();
     if let Some(first) = missing.first() {
-        return Err(Problem::not_found(first.detail.clone()).with(missing));
+        let item = |name: &&Name| Item { document: quoted(name), detail: "does not exist".to_owned(), ..Item::default() };
+        return Err(Problem::not_found(format!("{first} does not exist")).with(missing.iter().map(item)));
     }
     let events: Vec<Event> = asked.writes.iter().filter_map(Write::event).collect();
     let contradictions = check::change(local.world(), &events);
@@ -132,7 +135,7 @@ fn judge(local: &Local, principal: &Principal, asked: &Asked) -> Result<Judged, 
         let now = plan::plan(local, &asked.writes).plan;
         if now != *expected {
             let detail = "the plan is stale: what it was made on has changed, and it would mean something else now; plan again";
-            return Err(Problem::stale(detail));
+            return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "stale-plan", detail));
         }
     }
     Ok(Judged {
@@ -148,7 +151,8 @@ fn permitted(local: &Local, principal: &Principal, writes: &[Write]) -> Result<(
         return Err(Problem::forbidden("your token may only read: ask for one with role editor"));
     }
     let (mut owned, mut beyond): (Vec<Wrong>, Vec<Wrong>) = Default::default();
-    for write in writes {
+    // What holds a change to a confirmation belongs to the change.
+    for write in writes.iter().filter(|write| write.name.kind != CatalogKind::Confirm) {
         let now = local.document(&write.name);
         let next = match &write.body {
             Body::Put(document) => Some(document),
@@ -206,10 +210,8 @@ fn changed_by(name: &Name, kept: &Kept) -> String {
     format!("{name} was changed meanwhile, by {author} at {at} (revision {revision}): read it again and decide anew")
 }
 
-fn missing(local: &Local, write: &Write) -> Option<Item> {
-    let gone = write.body == Body::Delete && local.kept(&write.name).is_none();
-    let item = || Item { document: quoted(&write.name), detail: format!("{} does not exist", write.name), ..Item::default() };
-    gone.then(item)
+fn is_missing(local: &Local, write: &Write) -> bool {
+    write.body == Body::Delete && local.kept(&write.name).is_none()
 }
 
 /// The writes, each on condition that nobody has changed what was judged.

@@ -201,7 +201,7 @@ async fn a_change_is_whole_planned_repeated_and_undone() {
     assert_eq!(admin.get("/v1/groups/a").await.body["document"]["rules"], json!(["ingress tcp 1 from group:b"]));
     assert_eq!(admin.post("/v1/changes/999999/undo", json!({}), &[]).await.status, 404);
     assert_eq!(admin.post("/v1/changes/x/undo", json!({}), &[]).await.status, 400);
-    assert_eq!(admin.post(&format!("/v1/changes/{number}/undo"), json!([]), &[]).await.status, 400);
+    assert_eq!(admin.post(&format!("/v1/changes/{number}/undo"), json!("x"), &[]).await.status, 400);
     // Changes are remembered with who and why.
     let list = admin.get("/v1/changes?limit=1000").await;
     let reasons: Vec<&str> = list.body["items"].as_array().unwrap().iter().filter_map(|item| item["reason"].as_str()).collect();
@@ -342,4 +342,48 @@ async fn machines_can_look() {
         let name = reference.split('"').next().unwrap();
         assert!(document["components"]["schemas"].get(name).is_some(), "{name} is described nowhere");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_is_not_confirmed_takes_itself_back() {
+    let mut desk = Desk::start().await;
+    desk.admin.change(&[group("a", &["ingress tcp 1 from any"])]).await;
+    let asked = |rule: &str, within: &str| json!({ "confirm": within, "put": [{ "document": group("a", &[rule]) }, { "document": group("b", &[]) }] });
+    let rules = async |desk: &Desk| {
+        desk.admin.get("/v1/groups/a").await.body["document"]["rules"][0].as_str().unwrap_or_default().to_owned()
+    };
+    // Confirmed, it stays.
+    let kept = desk.admin.post("/v1/changes", asked("ingress tcp 2 from any", "2s"), &[("idempotency-key", "c1")]).await;
+    assert_eq!((kept.status, kept.body["documents"].as_array().map(Vec::len)), (201, Some(2)), "{}", kept.text);
+    let again = desk.admin.post("/v1/changes", asked("ingress tcp 2 from any", "2s"), &[("idempotency-key", "c1")]).await;
+    assert_eq!((again.status, &again.body["change"]), (200, &kept.body["change"]), "{}", again.text);
+    let path = format!("/v1/changes/{}/confirm", kept.body["change"]);
+    assert_eq!(desk.admin.post(&path, json!({}), &[]).await.status, 200);
+    assert_eq!(desk.admin.post(&path, json!({}), &[]).await.status, 404, "it has its confirmation");
+    // Not confirmed, it goes, also when the gateway that took it is dead by then.
+    let made = desk.admin.post("/v1/changes", asked("ingress tcp 3 from any", "1s"), &[]).await;
+    assert_eq!(made.status, 201, "{}", made.text);
+    assert_eq!(rules(&desk).await, "ingress tcp 3 from any");
+    desk.gateway.kill();
+    desk.gateway = groupcast_tests::gateway::Gateway::start(&desk.bus.url(0), &[]).await;
+    desk.admin = desk.admin.at(&desk.gateway);
+    desk.admin.ready().await;
+    groupcast_tests::world::eventually("it is taken back", || async { rules(&desk).await == "ingress tcp 2 from any" }).await;
+    let latest = desk.admin.get("/v1/changes?limit=1").await;
+    assert!(
+        latest.body["items"][0]["reason"].as_str().is_some_and(|reason| reason.contains("was not confirmed")),
+        "{}",
+        latest.text
+    );
+    // What was confirmed can still be undone by hand.
+    assert_eq!(
+        desk.admin.post(&format!("/v1/changes/{}/undo", latest.body["items"][0]["change"]), json!({}), &[]).await.status,
+        201
+    );
+    for within in ["0s", "2h", "soon"] {
+        assert_eq!(desk.admin.post("/v1/changes", asked("ingress tcp 4 from any", within), &[]).await.status, 400, "{within}");
+    }
+    let viewer = desk.known(desk.token("eve", "viewer", &[])).await;
+    assert_eq!(viewer.post(&path, json!({}), &[]).await.status, 403);
+    assert_eq!(desk.admin.post("/v1/changes/x/confirm", json!({}), &[]).await.status, 400);
 }

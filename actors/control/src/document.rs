@@ -108,9 +108,12 @@ impl Document {
                 }
                 Self::Template(Arc::new(template))
             }
-            CatalogKind::Change | CatalogKind::Host | CatalogKind::Source | CatalogKind::Term | CatalogKind::Token => {
-                Self::Other { name: name.clone(), body: open(payload).map_err(refused)? }
-            }
+            CatalogKind::Change
+            | CatalogKind::Confirm
+            | CatalogKind::Host
+            | CatalogKind::Source
+            | CatalogKind::Term
+            | CatalogKind::Token => Self::Other { name: name.clone(), body: open(payload).map_err(refused)? },
         };
         Ok(Some(document))
     }

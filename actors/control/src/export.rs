@@ -93,7 +93,7 @@ pub async fn export(client: Client, out: &mut impl Write) -> Result<Counts, Erro
     line(out, &Line::Export { version: EXPORT_VERSION, term: term(&catalog).await?.0 })?;
     for entry in catalog.all(subjects::CATALOG_ALL).await? {
         let Some(name) = Name::parse(&entry.subject) else { continue };
-        if entry.payload.is_empty() || matches!(name.kind, CatalogKind::Change | CatalogKind::Term) {
+        if entry.payload.is_empty() || matches!(name.kind, CatalogKind::Change | CatalogKind::Confirm | CatalogKind::Term) {
             continue;
         }
         if let Err(refused) = Document::decode(&name, &entry.payload) {

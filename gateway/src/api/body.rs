@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{FromRequestParts, Query};
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use groupcast_control::change::{Expected, KEY_BYTES_MAX};
@@ -34,6 +34,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Queried<T> {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let rejected = |rejection: QueryRejection| Problem::bad_request(rejection.body_text());
         Query::from_request_parts(parts, state).await.map(|Query(value)| Self(value)).map_err(rejected)
+    }
+}
+
+/// What stands in the path; what is wrong with it is told as a problem.
+pub struct Named(pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let rejected = |rejection: PathRejection| Problem::bad_request(rejection.body_text());
+        Path::from_request_parts(parts, state).await.map(|Path(name)| Self(name)).map_err(rejected)
     }
 }
 

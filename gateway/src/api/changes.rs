@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use groupcast_bus_config::subjects::CatalogKind;
@@ -17,13 +17,15 @@ use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 
 use super::access::Caller;
-use super::body::{self, Queried};
+use super::body::{self, Named, Queried};
 use super::{App, FORMAT_VERSION, Listed, Page, documents};
+use crate::confirm;
 use crate::local::Changed;
 use crate::plan::{self, Plan};
 use crate::problem::{Item, Problem, Reading, ReadingOne, Writing};
 use crate::progress::{Known, Progress, Until};
 use crate::submit::{Asked, Done, submit};
+use crate::token::Role;
 
 /// Longest time one request may wait for a change.
 pub const WAIT_MAX: Duration = Duration::from_secs(300);
@@ -63,6 +65,8 @@ pub struct ChangeRequest {
     pub dry_run: bool,
     /// The plan this was decided on; refused if it would mean something else now.
     pub plan: Option<String>,
+    /// Takes itself back unless `/v1/changes/{number}/confirm` is called within this time, such as `60s`; at most an hour.
+    pub confirm: Option<String>,
     #[serde(default)]
     pub put: Vec<Put>,
     #[serde(default)]
@@ -179,9 +183,12 @@ pub async fn post_change(State(app): State<App>, caller: Caller, headers: Header
     let key = body::key(&headers)?;
     let bytes = body::read(&app, body, &headers, body::LARGE_BYTES_MAX).await?;
     let request: ChangeRequest = body::json(&bytes)?;
-    let writes = writes(&request)?;
+    let mut writes = writes(&request)?;
     if request.dry_run {
         return Ok(Json(planned(&app, writes).await?).into_response());
+    }
+    if let Some(within) = &request.confirm {
+        writes.push(confirm::write(within, key.as_deref())?);
     }
     let asked = Asked { reason: request.reason, key, writes, plan: request.plan, undo: false };
     Ok(accepted(&app, &caller, asked).await?.into_response())
@@ -206,7 +213,11 @@ async fn accepted(app: &App, caller: &Caller, asked: Asked) -> Result<(StatusCod
         asked.writes.iter().map(|write| (write.name.clone(), write.body == DocumentBody::Delete)).collect();
     let done = submit(&app.catalog, &app.followed, &caller.principal, caller.from, asked).await?;
     let Done { change, revisions, repeated, unchanged, warnings } = done;
-    let documents = names.iter().zip(revisions).map(|((name, deleted), revision)| written(name, revision, *deleted));
+    let documents = names
+        .iter()
+        .zip(revisions)
+        .filter(|((name, _), _)| name.kind != CatalogKind::Confirm)
+        .map(|((name, deleted), revision)| written(name, revision, *deleted));
     let documents = documents.collect();
     let status = if repeated || unchanged { StatusCode::OK } else { StatusCode::CREATED };
     let format_version = FORMAT_VERSION.to_owned();
@@ -274,7 +285,7 @@ impl Wait {
 pub async fn get_change(
     State(app): State<App>,
     _: Caller,
-    Path(number): Path<String>,
+    Named(number): Named,
     Queried(wait): Queried<Wait>,
 ) -> Result<Json<ShownChange>, Problem> {
     let number = parse_number(&number)?;
@@ -346,7 +357,7 @@ pub struct UndoRequest {
 pub async fn undo_change(
     State(app): State<App>,
     caller: Caller,
-    Path(number): Path<String>,
+    Named(number): Named,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
@@ -354,10 +365,48 @@ pub async fn undo_change(
     let key = body::key(&headers)?;
     let bytes = body::read(&app, body, &headers, body::SMALL_BYTES_MAX).await?;
     let request: UndoRequest = if bytes.is_empty() { UndoRequest::default() } else { body::json(&bytes)? };
-    let Change { reason, writes, .. } = app.catalog.undo(number, "", &request.reason).await?;
-    if let Some(write) = writes.iter().find(|write| !matches!(write.name.kind, CatalogKind::Group | CatalogKind::Template)) {
+    let Change { reason, mut writes, .. } = app.catalog.undo(number, "", &request.reason).await?;
+    // A confirmation that was given, or ran out, is no part of what there is to restore.
+    writes.retain(|write| write.name.kind != CatalogKind::Confirm || app.followed.local().kept(&write.name).is_some());
+    let known = [CatalogKind::Group, CatalogKind::Template, CatalogKind::Confirm];
+    if let Some(write) = writes.iter().find(|write| !known.contains(&write.name.kind)) {
         return Err(Problem::conflict(format!("change {number} wrote {}, which cannot be undone here", write.name)));
     }
+    let writes = restored(&app, writes).await?;
     let asked = Asked { reason, key, writes, plan: None, undo: true };
     Ok(accepted(&app, &caller, asked).await?.into_response())
+}
+
+/// What the change deleted is expected to be deleted still, by that very deletion.
+async fn restored(app: &App, mut writes: Vec<Write>) -> Result<Vec<Write>, Problem> {
+    for write in &mut writes {
+        let Expected::Revision(revision) = write.expected else { continue };
+        if app.followed.local().kept(&write.name).is_some() {
+            continue;
+        }
+        let now = app.catalog.read(&write.name).await?;
+        if now.is_some_and(|now| now.revision == revision && matches!(now.document, Ok(None))) {
+            write.expected = Expected::Absent;
+        }
+    }
+    Ok(writes)
+}
+
+/// A change that was confirmed.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct Confirmed {
+    pub format_version: String,
+    pub change: u64,
+}
+
+/// Keeps a change that was written with `confirm`.
+#[utoipa::path(post, path = "/v1/changes/{number}/confirm", tag = "changes", security(("token" = [])), params(("number" = u64, Path)),
+    responses((status = 200, body = Confirmed), Writing))]
+pub async fn confirm_change(State(app): State<App>, caller: Caller, Named(number): Named) -> Result<Json<Confirmed>, Problem> {
+    let change = parse_number(&number)?;
+    if caller.principal.role < Role::Editor {
+        return Err(Problem::forbidden("your token may only read: ask for one with role editor"));
+    }
+    confirm::confirm(&app, &caller, change).await?;
+    Ok(Json(Confirmed { format_version: FORMAT_VERSION.to_owned(), change }))
 }

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use groupcast_bus_config::subjects::CatalogKind;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::access::Caller;
-use super::body::{self, Queried};
+use super::body::{self, Named, Queried};
 use super::{App, FORMAT_VERSION, Listed, Page};
 use crate::local::{Kept, Local};
 use crate::problem::{Item, Problem, Reading, ReadingOne, Writing};
@@ -179,7 +179,7 @@ macro_rules! kind {
         pub async fn $get(
             State(app): State<App>,
             _: Caller,
-            Path(id): Path<String>,
+            Named(id): Named,
             headers: HeaderMap,
         ) -> Result<Response, Problem> {
             get(&app, &name($kind, &id)?, &headers)
@@ -196,7 +196,7 @@ macro_rules! kind {
         pub async fn $put(
             State(app): State<App>,
             caller: Caller,
-            Path(id): Path<String>,
+            Named(id): Named,
             headers: HeaderMap,
             body: Body,
         ) -> Result<Response, Problem> {
@@ -211,7 +211,7 @@ macro_rules! kind {
         pub async fn $delete(
             State(app): State<App>,
             caller: Caller,
-            Path(id): Path<String>,
+            Named(id): Named,
             headers: HeaderMap,
         ) -> Result<Json<WriteResult>, Problem> {
             delete(&app, &caller, name($kind, &id)?, &headers).await

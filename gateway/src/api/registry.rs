@@ -1,7 +1,7 @@
 //! Workloads and hosts: read here, registered by agents and sources.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use groupcast_policy::ids::{HostId, WorkloadId};
 use groupcast_policy::model::Workload;
 use groupcast_policy::written::Write;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 use super::access::Caller;
-use super::body::Queried;
+use super::body::{Named, Queried};
 use super::{App, FORMAT_VERSION, Listed, Page};
 use crate::problem::{Problem, Reading, ReadingOne};
 
@@ -64,7 +64,7 @@ pub async fn list_workloads(
 /// Reads one workload with the groups it has, and why.
 #[utoipa::path(get, path = "/v1/workloads/{id}", tag = "reading", security(("token" = [])), params(("id" = String, Path)),
     responses((status = 200, body = ShownWorkload), ReadingOne))]
-pub async fn get_workload(State(app): State<App>, _: Caller, Path(id): Path<String>) -> Result<Json<ShownWorkload>, Problem> {
+pub async fn get_workload(State(app): State<App>, _: Caller, Named(id): Named) -> Result<Json<ShownWorkload>, Problem> {
     let id = WorkloadId::new(&id).map_err(|error| Problem::bad_request(error.to_string()))?;
     let local = app.followed.local();
     let world = local.world();
@@ -120,7 +120,7 @@ pub async fn list_hosts(
 /// Reads one host.
 #[utoipa::path(get, path = "/v1/hosts/{id}", tag = "reading", security(("token" = [])), params(("id" = String, Path)),
     responses((status = 200, body = ShownHost), ReadingOne))]
-pub async fn get_host(State(app): State<App>, _: Caller, Path(id): Path<String>) -> Result<Json<ShownHost>, Problem> {
+pub async fn get_host(State(app): State<App>, _: Caller, Named(id): Named) -> Result<Json<ShownHost>, Problem> {
     let id = HostId::new(&id).map_err(|error| Problem::bad_request(error.to_string()))?;
     let local = app.followed.local();
     let entry = local.hosts().get(&id).ok_or_else(|| Problem::not_found(format!("host {id} is not registered")))?;

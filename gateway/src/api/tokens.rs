@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use groupcast_bus_config::subjects::CatalogKind;
 use groupcast_control::change::{Change, Expected, Write};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::access::Administrator;
-use super::body::{self, Queried};
+use super::body::{self, Named, Queried};
 use super::{App, FORMAT_VERSION, Listed, Page, documents};
 use crate::problem::{Problem, Reading, Writing};
 use crate::scope::Scope;
@@ -149,7 +149,7 @@ pub struct Revoked {
 pub async fn revoke_token(
     State(app): State<App>,
     Administrator(caller): Administrator,
-    Path(id): Path<String>,
+    Named(id): Named,
 ) -> Result<Json<Revoked>, Problem> {
     let name = documents::name(CatalogKind::Token, &id)?;
     if app.followed.local().kept(&name).is_none() {

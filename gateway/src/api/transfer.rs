@@ -99,8 +99,7 @@ pub async fn import(
     let bytes = body::read(&app, body, &headers, body::LARGE_BYTES_MAX).await?;
     let _permit = app.heavy.acquire().await.map_err(|_| Problem::unavailable("this gateway ends"))?;
     let parsed = file::read(bytes.as_ref()).map_err(|error| Problem::bad_request(error.to_string()))?;
-    let (ours, others): (Vec<Document>, Vec<Document>) =
-        parsed.documents.into_iter().partition(|document| is_written_here(document));
+    let (ours, others): (Vec<Document>, Vec<Document>) = parsed.documents.into_iter().partition(is_written_here);
     let expected = if how.replace { Expected::Any } else { Expected::Absent };
     let mut changes = Vec::new();
     for documents in ours.chunks(CHANGE_DOCUMENTS_MAX) {

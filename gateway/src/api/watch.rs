@@ -118,6 +118,7 @@ fn progress_event(progress: &Progress) -> Event {
 }
 
 fn cut_event(missed: u64) -> Event {
+    metrics::counter!("groupcast_watchers_cut_total").increment(1);
     let detail = "you read too slowly: connect again with Last-Event-ID";
     Event::default().event("cut").data(json!({ "missed": missed, "detail": detail }).to_string())
 }

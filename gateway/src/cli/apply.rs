@@ -1,6 +1,8 @@
 //! `apply`, `delete`, `undo`: what changes something.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use groupcast_policy::written::{Format as Text, Node, nodes};
@@ -28,6 +30,9 @@ pub struct ApplyOptions {
     /// Why; it is kept with the change.
     #[arg(short, long, default_value = "")]
     reason: String,
+    /// Take the change back unless it is confirmed within this time, such as 60s: on the terminal, or with `groupcast confirm`.
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    confirm: Option<Duration>,
     #[command(flatten)]
     wait: WaitOptions,
 }
@@ -117,11 +122,57 @@ pub async fn apply(connection: &Connection, options: ApplyOptions) -> Result {
         }
         None => body["put"] = documents(&options.files)?.into(),
     }
+    if let Some(within) = options.confirm {
+        body["confirm"] = format!("{}ms", within.as_millis()).into();
+    }
     let api = connection.api()?;
     let call = Call::new(Method::POST, "/v1/changes").json(&body).key(random_key());
     let accepted: AcceptedChange = api.fetch(&call).await?;
     told(&accepted);
-    finish(&api, connection, accepted.change, accepted.unchanged, &options.wait).await
+    let finished = finish(&api, connection, accepted.change, accepted.unchanged, &options.wait).await;
+    match options.confirm {
+        Some(within) if !accepted.unchanged => confirmed(&api, accepted.change, within).await.and(finished),
+        _ => finished,
+    }
+}
+
+/// Asks whoever sits at the terminal; without one, says how to confirm.
+async fn confirmed(api: &Api, change: u64, within: Duration) -> Result {
+    let time = humantime::format_duration(within);
+    if !std::io::stdin().is_terminal() {
+        output::say(&format!("change {change} is taken back in {time} unless you run: groupcast confirm {change}"));
+        return Ok(());
+    }
+    output::say(&format!("change {change} is taken back in {time}; type yes to keep it:"));
+    let answer = tokio::task::spawn_blocking(|| {
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).map(|_| line)
+    });
+    match tokio::time::timeout(within, answer).await {
+        Ok(Ok(Ok(line))) if line.trim() == "yes" => confirm_change(api, change).await,
+        _ => {
+            output::say(&format!("change {change} was not confirmed and is taken back"));
+            // The reader of the terminal still waits: nothing else would end it.
+            std::process::exit(Code::Conflict as i32)
+        }
+    }
+}
+
+async fn confirm_change(api: &Api, change: u64) -> Result {
+    let call = Call::new(Method::POST, format!("/v1/changes/{change}/confirm"));
+    api.send(&call).await?;
+    output::say(&format!("change {change} stays"));
+    Ok(())
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ConfirmOptions {
+    /// The change to keep.
+    change: u64,
+}
+
+pub async fn confirm(connection: &Connection, options: ConfirmOptions) -> Result {
+    confirm_change(&connection.api()?, options.change).await
 }
 
 fn told(accepted: &AcceptedChange) {

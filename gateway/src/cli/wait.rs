@@ -67,7 +67,7 @@ pub async fn wait_for(api: &Api, connection: &Connection, change: u64, timeout: 
 /// Hosts enforced of span.
 pub fn bar(progress: &Progress) -> String {
     let (enforced, span) = (progress.enforced as usize, progress.span as usize);
-    let filled = if span == 0 { BAR_WIDTH } else { BAR_WIDTH * enforced.min(span) / span };
+    let filled = (BAR_WIDTH * enforced.min(span)).checked_div(span).unwrap_or(BAR_WIDTH);
     format!("[{}{}] {enforced} of {span} hosts enforce it", "#".repeat(filled), ".".repeat(BAR_WIDTH - filled))
 }
 
