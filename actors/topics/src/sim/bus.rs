@@ -35,8 +35,8 @@ pub(super) enum Step {
         server_life: u64,
         publish: Publish,
     },
-    /// Reaches the server.
-    StepDown,
+    /// Reaches the servers: another leader of the stream.
+    ElectLeader,
     /// Reaches the server.
     BeginLife {
         from: usize,
@@ -199,7 +199,7 @@ impl World {
                         self.publish(from, life, publish);
                     }
                 }
-                Step::StepDown => {
+                Step::ElectLeader => {
                     if let Some(stream) = &mut self.stream {
                         stream.stuck = false;
                     }

@@ -152,7 +152,7 @@ impl World {
                 }
                 Effect::StepDown if up && !self.chance(self.faults.lose) => {
                     let after = self.delay();
-                    self.schedule(after, Step::StepDown);
+                    self.schedule(after, Step::ElectLeader);
                 }
                 Effect::ReadTerm if up && !self.chance(self.faults.lose) => {
                     let term = self.catalog_term;
