@@ -24,7 +24,7 @@ use groupcast_topics::node;
 use crate::Machine;
 use crate::rows::{place, rules};
 use crate::stage::isolated;
-use crate::streams::{Stream, packet};
+use crate::streams::{Stream, packet, some_lines};
 
 const OUTSIDE: u8 = WORKLOADS;
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -117,16 +117,7 @@ const ALWAYS: [&str; 4] =
 fn some_rules(dice: &mut Dice, marker: u16) -> Event {
     let mut lines = ALWAYS.map(String::from).to_vec();
     lines.push(format!("egress udp {marker} to any"));
-    for _ in 0..dice.below(4) {
-        let port = 6000 + dice.below(50);
-        lines.push(match dice.below(3) {
-            0 => format!("egress udp {port} to any"),
-            1 => format!("ingress tcp {port} from 10.1.{}.0/24", dice.below(5)),
-            _ => format!("deny egress tcp {port} to any"),
-        });
-    }
-    lines.sort();
-    lines.dedup();
+    let lines = some_lines(dice, lines);
     rules(&lines.iter().map(String::as_str).collect::<Vec<_>>())
 }
 

@@ -69,6 +69,21 @@ impl Stream {
     }
 }
 
+/// These and some more, at random.
+pub fn some_lines(dice: &mut Dice, mut lines: Vec<String>) -> Vec<String> {
+    for _ in 0..dice.below(4) {
+        let port = 6000 + dice.below(50);
+        lines.push(match dice.below(3) {
+            0 => format!("egress udp {port} to any"),
+            1 => format!("ingress tcp {port} from 10.1.{}.0/24", dice.below(5)),
+            _ => format!("deny egress tcp {port} to any"),
+        });
+    }
+    lines.sort();
+    lines.dedup();
+    lines
+}
+
 /// Through hundreds of changes, what neither old nor new policy allows never passes, and what both allow never loses a packet.
 #[test]
 fn during_every_change_the_allowed_passes_and_the_denied_does_not() {
@@ -93,17 +108,7 @@ fn during_every_change_the_allowed_passes_and_the_denied_does_not() {
         let mut dice = Dice::new(11);
         let changes = if full() { 5_000 } else { 500 };
         for _ in 0..changes {
-            let mut lines = always.map(String::from).to_vec();
-            for _ in 0..dice.below(4) {
-                let port = 6000 + dice.below(50);
-                lines.push(match dice.below(3) {
-                    0 => format!("egress udp {port} to any"),
-                    1 => format!("ingress tcp {port} from 10.1.{}.0/24", dice.below(5)),
-                    _ => format!("deny egress tcp {port} to any"),
-                });
-            }
-            lines.sort();
-            lines.dedup();
+            let lines = some_lines(&mut dice, always.map(String::from).to_vec());
             let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
             let mut events = vec![rules(&lines)];
             if dice.percent(20) {
