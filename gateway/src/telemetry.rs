@@ -84,6 +84,8 @@ pub fn start(format: LogFormat, options: &TelemetryOptions, instance: &str, usua
 }
 
 fn traces(endpoint: &str, options: &TelemetryOptions, instance: &str) -> anyhow::Result<SdkTracerProvider> {
+    // The HTTP client wants one before it is made, also for an address without TLS; whoever was first is as good.
+    let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let exporter = SpanExporter::builder().with_http().with_endpoint(address(endpoint)?).build()?;
     let service = KeyValue::new("service.instance.id", instance.to_owned());
     let ratio = options.otlp_sample_ratio.unwrap_or(1.0).clamp(0.0, 1.0);
