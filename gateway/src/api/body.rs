@@ -8,6 +8,7 @@ use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use futures::StreamExt;
 use groupcast_control::change::{Expected, KEY_BYTES_MAX};
 use groupcast_control::document::DOCUMENT_BYTES_MAX;
 use groupcast_policy::written::{Format, Node, nodes};
@@ -20,6 +21,8 @@ use crate::problem::Problem;
 pub const SMALL_BYTES_MAX: usize = 2 * DOCUMENT_BYTES_MAX;
 /// A change or an import.
 pub const LARGE_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// What is read of a body that is too long, before the connection is closed on it.
+pub const DRAINED_BYTES_MAX: usize = 2 * LARGE_BYTES_MAX;
 /// How long a client may take to send it.
 pub const BODY_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -49,26 +52,34 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
     }
 }
 
-/// Reads a body of at most `max` bytes.
+/// Reads a body of at most `max` bytes. One that is longer is read to its end all the same, up to [`DRAINED_BYTES_MAX`], and thrown away:
+/// a connection that is closed while the client still sends is reset, and the client never sees why.
 pub async fn read(app: &App, body: Body, headers: &HeaderMap, max: usize) -> Result<Bytes, Problem> {
-    let too_large = || Problem::too_large(format!("the body is longer than {max} bytes: split it"));
-    let said = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()).and_then(|l| l.parse::<u64>().ok());
-    if said.is_some_and(|length| length > max as u64) {
-        return Err(too_large());
-    }
-    let is_small = said.is_some_and(|length| length <= SMALL_BYTES_MAX as u64) || max <= SMALL_BYTES_MAX;
+    let said = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()).and_then(|l| l.parse::<usize>().ok());
+    let is_small = said.is_some_and(|length| length <= SMALL_BYTES_MAX) || max <= SMALL_BYTES_MAX;
     let _permit = match is_small {
         true => None,
         false => Some(app.large_bodies.acquire().await.map_err(|_| Problem::unavailable("this gateway ends"))?),
     };
-    match tokio::time::timeout(BODY_DEADLINE, axum::body::to_bytes(body, max)).await {
+    match tokio::time::timeout(BODY_DEADLINE, at_most(body, said, max)).await {
         Err(_) => Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "slow", "the body did not arrive in time: send it again")),
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(error)) => {
-            let long = std::error::Error::source(&error).is_some_and(|source| source.to_string().contains("length limit"));
-            Err(if long { too_large() } else { Problem::bad_request(format!("the body cannot be read: {error}")) })
+        Ok(outcome) => outcome,
+    }
+}
+
+async fn at_most(body: Body, said: Option<usize>, max: usize) -> Result<Bytes, Problem> {
+    let mut parts = body.into_data_stream();
+    let (mut kept, mut length) = (Vec::new(), said.filter(|said| *said > max).map_or(0, |_| max.saturating_add(1)));
+    while let Some(part) = parts.next().await {
+        let part = part.map_err(|error| Problem::bad_request(format!("the body cannot be read: {error}")))?;
+        length = length.saturating_add(part.len());
+        match length {
+            _ if length <= max => kept.extend_from_slice(&part),
+            _ if length <= DRAINED_BYTES_MAX => kept = Vec::new(),
+            _ => break,
         }
     }
+    if length > max { Err(Problem::too_large(format!("the body is longer than {max} bytes: split it"))) } else { Ok(kept.into()) }
 }
 
 pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
