@@ -95,7 +95,7 @@ pub fn run() -> anyhow::Result<Report> {
         .with("tenth_cold_member_change_us_p50", small.cold_member.p50())
         .with("growth_full", large.full_ms / small.full_ms)
         .with_goal("growth_cold_member_change_p50", large.cold_member.growth(&small.cold_member), GROWTH_MAX)
-        .with("growth_member_change_p50", large.member.growth(&small.member))
+        .with_goal("growth_member_change_p50", large.member.growth(&small.member), GROWTH_MAX)
         .with("growth_rule_change_p50", large.rule.growth(&small.rule))
         .with("growth_label_change_p50", large.label.growth(&small.label)))
 }
