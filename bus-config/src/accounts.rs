@@ -106,6 +106,7 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
                 subjects::CTL_ALL,
                 subjects::REPLICA,
                 subjects::PROGRESSED,
+                subjects::SOURCE,
                 subjects::CONTROL_INBOXES,
                 subjects::JS_ACCOUNT_INFO,
             ]);
@@ -120,16 +121,27 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
                 subjects::READ_ALL,
                 subjects::REPLICA,
                 subjects::PROGRESS,
+                subjects::SOURCE,
+                subjects::REGISTRATIONS,
                 subjects::TOPICS_LEADER_ELECTED,
+                subjects::REGISTRY_LEADER_ELECTED,
             ]));
             Permissions { publish, publish_never: Vec::new(), subscribe }
         }
         Role::Gateway => {
-            let mut publish = owned(&[subjects::CATALOG_ALL, subjects::PROGRESS, subjects::JS_ACCOUNT_INFO, &inbox]);
+            let mut publish = owned(&[
+                subjects::CATALOG_ALL,
+                subjects::PROGRESS,
+                subjects::SOURCE,
+                subjects::REGISTRATIONS,
+                subjects::JS_ACCOUNT_INFO,
+                &inbox,
+            ]);
             for stream in [CATALOG, REGISTRY, AUDIT] {
                 publish.extend(subjects::js_reading(stream.name));
             }
-            let subscribe = owned(&[&inbox, subjects::PROGRESSED]);
+            // The leader's chain says how far changes are published; topics it does not read.
+            let subscribe = owned(&[&inbox, subjects::PROGRESSED, subjects::LEAD_READ]);
             Permissions { publish, publish_never: owned(&[subjects::CATALOG_TERMS]), subscribe }
         }
         Role::Viewer => Permissions { subscribe: vec![inbox, subjects::READ_ALL.to_owned()], ..Permissions::default() },

@@ -5,7 +5,7 @@
 //! when too many wait; what is dropped here, at least, is told by [`Event::Missed`].
 
 use std::hash::{BuildHasher, Hasher};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -46,7 +46,8 @@ pub enum Identity {
     /// A server without authentication.
     #[default]
     Nobody,
-    /// A credentials file, read again at every call of [`connect`].
+    /// A credentials file, read again whenever the connection is made anew: whoever replaces it and then revokes the old credential
+    /// rotates it without anybody being locked out.
     File(PathBuf),
     /// The contents of a credentials file.
     Text(String),
@@ -211,6 +212,29 @@ fn random() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
+/// Token and seed of a credentials file.
+fn credentials(path: &Path) -> std::io::Result<(String, nkeys::KeyPair)> {
+    let text = std::fs::read_to_string(path)?;
+    let wrong = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, format!("it holds no {what}"));
+    // The line after the one that begins a block.
+    let block = |name: &str| {
+        let mut lines = text.lines().skip_while(|line| !(line.contains("BEGIN") && line.contains(name)));
+        lines.nth(1).map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
+    };
+    let token = block("USER JWT").ok_or_else(|| wrong("token"))?;
+    let seed = block("USER NKEY SEED").ok_or_else(|| wrong("seed"))?;
+    Ok((token, nkeys::KeyPair::from_seed(&seed).map_err(|_| wrong("seed that can be used"))?))
+}
+
+/// Shows the server that the credential in the file, as it is now, is one's own.
+fn proof(path: &Path, nonce: &[u8]) -> Result<async_nats::Auth, async_nats::AuthError> {
+    let (token, key) = credentials(path).map_err(async_nats::AuthError::new)?;
+    let mut auth = async_nats::Auth::new();
+    auth.signature = Some(key.sign(nonce).map_err(async_nats::AuthError::new)?);
+    auth.jwt = Some(token);
+    Ok(auth)
+}
+
 /// Connects, and returns the client with everything that happens to it.
 pub async fn connect(options: Options) -> Result<(Client, Events), Error> {
     if options.servers.is_empty() {
@@ -222,7 +246,16 @@ pub async fn connect(options: Options) -> Result<(Client, Events), Error> {
     let max = options.reconnect_delay_max;
     // A process that starts connects at once; only what lost a connection waits.
     let started = AtomicBool::new(false);
-    let mut ours = ConnectOptions::new()
+    let mut ours = match &options.identity {
+        Identity::File(path) => {
+            // One that cannot be used is told at once, and not with every attempt.
+            credentials(path).map_err(|source| Error::Credentials { path: path.clone(), source })?;
+            let path = path.clone();
+            ConnectOptions::with_auth_callback(move |nonce| std::future::ready(proof(&path, &nonce)))
+        }
+        _ => ConnectOptions::new(),
+    };
+    ours = ours
         .name(format!("{} {}", options.role.as_str(), options.name))
         .custom_inbox_prefix(options.role.inbox_prefix(&options.name))
         .connection_timeout(CONNECT_TIMEOUT)
@@ -245,10 +278,7 @@ pub async fn connect(options: Options) -> Result<(Client, Events), Error> {
             std::future::ready(())
         });
     ours = match options.identity {
-        Identity::Nobody => ours,
-        Identity::File(path) => {
-            ours.credentials_file(&path).await.map_err(|source| Error::Credentials { path: path.clone(), source })?
-        }
+        Identity::Nobody | Identity::File(_) => ours,
         Identity::Text(text) => ours.credentials(&text).map_err(Error::NoCredentials)?,
         Identity::Seed(seed) => ours.nkey(seed),
     };

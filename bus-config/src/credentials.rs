@@ -19,8 +19,10 @@ use crate::accounts::{Account, Role};
 mod claims;
 mod fixed;
 mod publish;
+mod signer;
 
 pub use fixed::{FixedUser, edge_config, fixed_config};
+pub use signer::{HostSigner, OwnKey};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -53,23 +55,24 @@ pub struct Credential {
 impl Credential {
     /// The contents of a credentials file, as every NATS client reads it.
     pub fn file_text(&self) -> String {
-        format!(
-            "-----BEGIN NATS USER JWT-----\n{}\n------END NATS USER JWT------\n\n\
-             ************************* IMPORTANT *************************\n\
-             Whoever holds this seed is {} {} on the bus.\n\n\
-             -----BEGIN USER NKEY SEED-----\n{}\n------END USER NKEY SEED------\n\n\
-             *************************************************************\n",
-            self.token,
-            self.role.as_str(),
-            self.name,
-            self.seed
-        )
+        file_text(self.role, &self.name, &self.token, &self.seed)
     }
 
     /// Writes the credentials file so that only its owner can read it, whole or not at all.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         write_secret(path, &self.file_text())
     }
+}
+
+fn file_text(role: Role, name: &HostId, token: &str, seed: &str) -> String {
+    format!(
+        "-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n\
+         ************************* IMPORTANT *************************\n\
+         Whoever holds this seed is {} {name} on the bus.\n\n\
+         -----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n\n\
+         *************************************************************\n",
+        role.as_str(),
+    )
 }
 
 /// Prints no secret.
@@ -204,6 +207,14 @@ impl Authority {
     /// Voids one credential by its public key; false when none of that key is valid.
     pub fn revoke_key(&mut self, public_key: &str, now: SystemTime) -> Result<bool, Error> {
         Ok(self.revoke_where(now, |issued| issued.public_key == public_key)? > 0)
+    }
+
+    /// Voids whatever was signed for a key that this authority did not issue itself: that of a host that joined through a gateway.
+    pub fn revoke_joined(&mut self, public_key: &str, now: SystemTime) -> Result<(), Error> {
+        let now = seconds(now)?;
+        self.changed(now);
+        self.revoked.insert(public_key.to_owned(), now);
+        Ok(())
     }
 
     fn revoke_where(&mut self, now: SystemTime, which: impl Fn(&Issued) -> bool) -> Result<usize, Error> {

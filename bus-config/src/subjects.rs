@@ -10,7 +10,7 @@
 
 use std::net::IpAddr;
 
-use groupcast_policy::ids::{HostId, InvalidId, NetworkId, WorkloadId};
+use groupcast_policy::ids::{HostId, InvalidId, NetworkId, TemplateId, WorkloadId};
 use groupcast_policy::topic::Topic;
 
 /// Root of what the leader writes; TOPICS captures it. Only the leading controller publishes below it, nobody subscribes.
@@ -141,6 +141,12 @@ pub const PROGRESS: &str = "gc.progress";
 /// The leading controller tells gateways how far changes are, as they move. Never exported to hosts.
 pub const PROGRESSED: &str = "gc.progressed";
 
+/// Gateways and registrars ask about sources: the leading controller answers, the others are silent. Never exported to hosts.
+pub const SOURCE: &str = "gc.source";
+/// A gateway asks who is registered and how they are, or has an operator's word carried out: the leading controller answers, the
+/// others are silent. Never exported to hosts.
+pub const REGISTRATIONS: &str = "gc.registrations";
+
 /// Kinds of documents in CATALOG.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CatalogKind {
@@ -149,7 +155,7 @@ pub enum CatalogKind {
     /// Says that the change it was written with is taken back unless it is confirmed in time.
     Confirm,
     Group,
-    /// A host credential's grant: which templates it may use.
+    /// A host's grant: where its addresses may lie, and the token with which it joins.
     Host,
     Source,
     Template,
@@ -220,12 +226,19 @@ pub fn registry_host(host: &HostId) -> String {
     format!("gc.reg.h.{host}")
 }
 
+/// Every host's entry.
+pub const REGISTRY_HOSTS: &str = "gc.reg.h.*";
+
 /// What a REGISTRY subject is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RegistryKey {
     Workload(NetworkId, WorkloadId),
     Address(NetworkId, IpAddr),
     Host(HostId),
+    /// Why a host was last refused.
+    Refusal(HostId),
+    /// That nothing of a template is deleted at present, and why.
+    Guard(TemplateId),
 }
 
 pub fn parse_registry(subject: &str) -> Option<RegistryKey> {
@@ -245,6 +258,8 @@ pub fn parse_registry(subject: &str) -> Option<RegistryKey> {
             Some(RegistryKey::Address(network, address))
         })?,
         "h" => RegistryKey::Host(HostId::new(rest).ok()?),
+        "r" => RegistryKey::Refusal(HostId::new(rest).ok()?),
+        "g" => RegistryKey::Guard(TemplateId::new(rest).ok()?),
         _ => return None,
     };
     // One spelling per key, so that no two subjects claim the same thing.
@@ -257,6 +272,8 @@ impl RegistryKey {
             Self::Workload(network, workload) => registry_workload(network, workload),
             Self::Address(network, address) => registry_address(network, *address),
             Self::Host(host) => registry_host(host),
+            Self::Refusal(host) => format!("gc.reg.r.{host}"),
+            Self::Guard(template) => format!("gc.reg.g.{template}"),
         }
     }
 }
@@ -285,6 +302,8 @@ pub fn js_reading(stream: &str) -> Vec<String> {
 
 /// The server's word that TOPICS has a new stream leader: what the old one was about to republish may be lost.
 pub const TOPICS_LEADER_ELECTED: &str = "$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.TOPICS";
+/// The same of REGISTRY: the servers were busy with themselves, and silence meanwhile says nothing about hosts.
+pub const REGISTRY_LEADER_ELECTED: &str = "$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.REGISTRY";
 
 /// Whether a message read on `read` can have been republished from `written`.
 pub fn is_republished(written: &str, read: &str) -> bool {

@@ -87,6 +87,8 @@ fn registry_subjects_parse_back() {
         (v4, "gc.reg.a.n1.0a010203"),
         (v6, "gc.reg.a.n1.20010db8000000000000000000000001"),
         (RegistryKey::Host(host("h1")), "gc.reg.h.h1"),
+        (RegistryKey::Refusal(host("h1")), "gc.reg.r.h1"),
+        (RegistryKey::Guard(TemplateId::new("t1").unwrap()), "gc.reg.g.t1"),
     ];
     for (key, subject) in rows {
         assert_eq!(key.subject(), subject);

@@ -7,7 +7,10 @@ pub mod changes;
 pub mod documents;
 pub mod explain;
 pub mod health;
+pub mod host;
+pub mod registrations;
 pub mod registry;
+pub mod sources;
 pub mod tokens;
 pub mod transfer;
 pub mod watch;
@@ -18,7 +21,9 @@ use std::time::Instant;
 use async_nats::Client;
 use axum::Router;
 use axum::http::StatusCode;
+use groupcast_bus_config::credentials::HostSigner;
 use groupcast_control::catalog::Catalog;
+use groupcast_control::pressure::Pressure;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -29,10 +34,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::attempts::Attempts;
+use crate::bounds::Bounds;
 use crate::confirm;
 use crate::follow::Followed;
 use crate::problem::Problem;
 use crate::progress::Watcher;
+use crate::registrations::Registrations;
 
 /// Of every answer that has a body of ours.
 pub const FORMAT_VERSION: &str = "1";
@@ -54,6 +61,9 @@ pub struct Shared {
     pub catalog: Catalog,
     pub followed: Arc<Followed>,
     pub progress: Watcher,
+    pub registrations: Registrations,
+    /// Signs credentials of hosts that join, if this gateway may.
+    pub host_signer: Option<HostSigner>,
     pub attempts: Mutex<Attempts>,
     pub clock: Instant,
     pub metrics: Option<PrometheusHandle>,
@@ -67,11 +77,24 @@ pub struct Shared {
 pub type App = Arc<Shared>;
 
 impl Shared {
-    pub fn start(client: Client, metrics: Option<PrometheusHandle>) -> App {
+    pub fn start(client: Client, metrics: Option<PrometheusHandle>, host_signer: Option<HostSigner>) -> App {
+        let followed = Followed::start(&client);
+        let pressure = Pressure::default();
+        let published = (pressure.clone(), client.clone());
+        tokio::spawn(async move {
+            let (pressure, client) = published;
+            // Subscriptions outlive lost connections; without one nobody is held up.
+            if let Err(error) = pressure.follow(client).await {
+                tracing::warn!(%error, "it is not known how far changes are published");
+            }
+        });
+        let catalog = Catalog::new(client.clone()).with_estimate(Arc::new(Bounds(followed.clone()))).with_pressure(pressure);
         let app = Arc::new(Self {
-            catalog: Catalog::new(client.clone()),
-            followed: Followed::start(&client),
+            catalog,
+            followed,
             progress: Watcher::start(&client),
+            registrations: Registrations::new(client.clone()),
+            host_signer,
             client,
             attempts: Mutex::default(),
             clock: Instant::now(),
@@ -131,7 +154,17 @@ fn router() -> OpenApiRouter<App> {
         .routes(routes!(registry::list_workloads))
         .routes(routes!(registry::get_workload))
         .routes(routes!(registry::list_hosts))
-        .routes(routes!(registry::get_host))
+        .routes(routes!(sources::list_sources))
+        .routes(routes!(sources::get_source))
+        .routes(routes!(sources::poll_source))
+        .routes(routes!(sources::confirm_source))
+        .routes(routes!(registry::get_host, host::put_host, host::delete_host))
+        .routes(routes!(host::make_join_token))
+        .routes(routes!(host::join))
+        .routes(routes!(registrations::list_registrations))
+        .routes(routes!(registrations::get_registration))
+        .routes(routes!(registrations::list_frozen, registrations::confirm_frozen))
+        .routes(routes!(registrations::watch_registrations))
         .routes(routes!(tokens::list_tokens, tokens::create_token))
         .routes(routes!(tokens::revoke_token))
         .routes(routes!(access::whoami))

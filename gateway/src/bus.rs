@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use clap::Args;
 use groupcast_bus_config::connect::{Identity, RECONNECT_DELAY_MAX, Tls};
+use groupcast_bus_config::settings::{optional_duration, parsed};
 use groupcast_control::controller::Settings;
 use groupcast_policy::ids::HostId;
 use serde::Deserialize;
-
-use crate::config::{duration, parsed};
 
 const SERVER: &str = "nats://127.0.0.1:4222";
 const NAME: &str = "controller";
@@ -38,7 +37,7 @@ pub struct BusOptions {
     pub tls_key: Option<PathBuf>,
     /// Longest wait between two attempts to reach the bus [default: 30s]
     #[arg(long, value_parser = humantime::parse_duration)]
-    #[serde(deserialize_with = "duration")]
+    #[serde(deserialize_with = "optional_duration")]
     pub reconnect_delay_max: Option<Duration>,
 }
 

@@ -4,6 +4,7 @@
 pub mod apply;
 pub mod bus;
 pub mod client;
+pub mod config;
 pub mod context;
 pub mod doctor;
 pub mod explain;
@@ -11,6 +12,8 @@ pub mod get;
 pub mod host;
 pub mod output;
 pub mod plan;
+pub mod registrations;
+pub mod sources;
 pub mod token;
 pub mod transfer;
 pub mod wait;

@@ -10,116 +10,140 @@
 //! listen = "127.0.0.1:4280"
 //! lease = "3s"
 //!
+//! [gateway]
+//! listen = "0.0.0.0:4270"
+//! certificate = "/etc/groupcast/cert.pem"
+//! key = "/etc/groupcast/key.pem"
+//!
 //! [telemetry]
 //! otlp_endpoint = "http://127.0.0.1:4318"
 //! ```
+//!
+//! A section is a struct that belongs to whoever uses it. To add one: a field in [`File`], a line in [`sections`], and then the reference
+//! page is written anew by the test below with `GROUPCAST_UPDATE=1`. A section that has no flags goes into the options of the command
+//! that uses it as a field with `#[arg(skip)]`, which its `with_file` fills.
 
-use std::fmt::Display;
-use std::path::Path;
-use std::str::FromStr;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Deserializer};
+use clap::Args;
+use groupcast_bus_config::settings::{self, Key, Section};
+use serde::Deserialize;
+
+pub use groupcast_bus_config::settings::Error;
 
 use crate::bus::BusOptions;
 use crate::controller::ControllerOptions;
+use crate::gateway::GatewayOptions;
+use crate::registrations::RegistrationOptions;
 use crate::telemetry::TelemetryOptions;
 
-/// Longest file that is read, in bytes.
-pub const FILE_BYTES_MAX: u64 = 1024 * 1024;
-
-/// What a file may say.
-const KNOWN: &[(&str, &[&str])] = &[
-    ("bus", &["servers", "name", "credentials", "tls_authority", "tls_certificate", "tls_key", "reconnect_delay_max"]),
-    ("controller", &["listen", "replicas", "lease", "never_lead"]),
-    ("telemetry", &["otlp_endpoint", "otlp_sample_ratio"]),
-];
+/// The name of the file.
+pub const NAME: &str = "groupcast.toml";
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct File {
     pub bus: BusOptions,
     pub controller: ControllerOptions,
+    pub registration: RegistrationOptions,
+    pub gateway: GatewayOptions,
     pub telemetry: TelemetryOptions,
+    pub source: Vec<groupcast_control::source::config::Table>,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("cannot read the configuration {path}: {error}")]
-    Read { path: String, error: std::io::Error },
-    #[error("the configuration {path} is larger than {FILE_BYTES_MAX} bytes: is it the right file?")]
-    TooLarge { path: String },
-    #[error("the configuration {path} is not valid: {error}")]
-    Malformed { path: String, error: Box<toml::de::Error> },
-    #[error("the configuration {path} says {key}, which is not known{}", hint(.closest))]
-    Unknown { path: String, key: String, closest: Option<String> },
+/// Where the file is.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ConfigOption {
+    /// Configuration file; what is said here counts before what it says.
+    #[arg(long, env = "GROUPCAST_CONFIG")]
+    pub config: Option<PathBuf>,
 }
 
-fn hint(closest: &Option<String>) -> String {
-    closest.as_ref().map(|key| format!(": did you mean {key}?")).unwrap_or_default()
+impl ConfigOption {
+    /// What the file says; nothing if none is named.
+    pub fn read(&self) -> Result<File, Error> {
+        self.config.as_deref().map_or(Ok(File::default()), read)
+    }
 }
 
+/// What a file may say.
+pub fn sections() -> Vec<Section> {
+    vec![
+        flags::<BusOptions>("bus", "How the bus is reached. Controllers and gateways both use it.", ""),
+        flags::<ControllerOptions>("controller", "For `groupcast controller` and `groupcast serve`.", ""),
+        flags::<RegistrationOptions>(
+            "registration",
+            "How long the silence of hosts is forgiven, and how many may be silent at once. For `groupcast controller` and `groupcast serve`; \
+             the same on all controllers.",
+            "registration_",
+        ),
+        flags::<GatewayOptions>("gateway", "For `groupcast gateway` and `groupcast serve`.", "api_"),
+        flags::<TelemetryOptions>("telemetry", "Where traces go.", ""),
+        groupcast_control::source::config::section(),
+    ]
+}
+
+/// A section whose keys can also be said as flags: what is known about them the command line knows. Flags that would be ambiguous
+/// have a prefix that the section makes needless.
+fn flags<A: Args>(name: &str, about: &str, prefix: &str) -> Section {
+    const DEFAULT: &str = " [default: ";
+    let command = A::augment_args(clap::Command::new("groupcast"));
+    let keys = command.get_arguments().map(|argument| {
+        let id = argument.get_id().as_str();
+        let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+        let (about, default) = help.split_once(DEFAULT).map_or((&*help, ""), |(about, rest)| (about, rest.trim_end_matches(']')));
+        Key {
+            flag: argument.get_long().map(|long| format!("--{long}")),
+            variable: argument.get_env().map(|variable| variable.to_string_lossy().into_owned()),
+            ..Key::new(id.strip_prefix(prefix).unwrap_or(id), default, about)
+        }
+    });
+    Section::one(name, about, keys.collect())
+}
+
+/// Reads a file, and checks by itself what stands in it.
 pub fn read(path: &Path) -> Result<File, Error> {
-    let shown = path.display().to_string();
-    let failed = |error| Error::Read { path: shown.clone(), error };
-    if std::fs::metadata(path).map_err(failed)?.len() > FILE_BYTES_MAX {
-        return Err(Error::TooLarge { path: shown });
-    }
-    parse(&shown, &std::fs::read_to_string(path).map_err(failed)?)
+    checked(&path.display().to_string(), settings::read(path, &sections())?)
 }
 
-fn parse(path: &str, text: &str) -> Result<File, Error> {
-    let malformed = |error| Error::Malformed { path: path.to_owned(), error: Box::new(error) };
-    let table: toml::Table = toml::from_str(text).map_err(malformed)?;
-    if let Some((key, closest)) = unknown(&table) {
-        return Err(Error::Unknown { path: path.to_owned(), key, closest });
-    }
-    toml::from_str(text).map_err(malformed)
-}
-
-/// The first key that is not known, and what may have been meant.
-fn unknown(table: &toml::Table) -> Option<(String, Option<String>)> {
-    for (section, value) in table {
-        let Some((_, keys)) = KNOWN.iter().find(|(known, _)| known == section) else {
-            // Perhaps a key that belongs into a section.
-            let all = KNOWN.iter().flat_map(|(section, keys)| keys.iter().map(move |key| (format!("{section}.{key}"), *key)));
-            let sections = KNOWN.iter().map(|(section, _)| (format!("[{section}]"), *section));
-            return Some((section.clone(), closest(section, sections.chain(all))));
-        };
-        for key in value.as_table().into_iter().flat_map(|table| table.keys()) {
-            if !keys.contains(&key.as_str()) {
-                let closest = closest(key, keys.iter().map(|key| (format!("{section}.{key}"), *key)));
-                return Some((format!("{section}.{key}"), closest));
-            }
+fn checked(path: &str, file: File) -> Result<File, Error> {
+    let halves = [
+        ("bus.tls_certificate", "bus.tls_key", file.bus.tls_certificate.is_some(), file.bus.tls_key.is_some()),
+        ("gateway.certificate", "gateway.key", file.gateway.certificate.is_some(), file.gateway.key.is_some()),
+    ];
+    for (one, other, has_one, has_other) in halves {
+        let (there, missing) = if has_one { (one, other) } else { (other, one) };
+        if has_one != has_other {
+            return Err(Error::Wrong { path: path.to_owned(), what: format!("{there} needs {missing} beside it") });
         }
     }
-    None
+    if let Err(what) = groupcast_control::source::config::sources(&file.source) {
+        return Err(Error::Wrong { path: path.to_owned(), what });
+    }
+    Ok(file)
 }
 
-fn closest<'a>(word: &str, known: impl Iterator<Item = (String, &'a str)>) -> Option<String> {
-    let rated = known.map(|(shown, key)| (strsim::jaro_winkler(word, key), shown));
-    let best = rated.max_by(|a, b| a.0.total_cmp(&b.0))?;
-    (best.0 > 0.7).then_some(best.1)
-}
-
-/// A duration as people write it: `3s`, `250ms`.
-pub(crate) fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    humantime::parse_duration(&text).map(Some).map_err(|error| serde::de::Error::custom(format!("{text:?}: {error}")))
-}
-
-/// Whatever can be read from text.
-pub(crate) fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<Option<T>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    text.parse().map(Some).map_err(|error: T::Err| serde::de::Error::custom(error))
+/// What the reference page says about this file.
+pub fn reference() -> String {
+    let about = "Read by `groupcast controller`, `gateway` and `serve` where `--config` or `GROUPCAST_CONFIG` names it. A flag counts before \
+        an environment variable, that before the file. Durations are written as `250ms`, `3s`, `1h 30m`. A key that is not known is an error. \
+        `groupcast config check` judges it.";
+    settings::reference(NAME, about, &sections())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    fn parse(path: &str, text: &str) -> Result<File, Error> {
+        checked(path, settings::parse(path, text, &sections())?)
+    }
 
     #[test]
     fn every_known_key_can_be_said() {
+        settings::keys_are_read::<File>(&sections()).unwrap();
         let file = parse(
             "f",
             r#"
@@ -136,6 +160,12 @@ mod tests {
             replicas = 3
             lease = "1500ms"
             never_lead = true
+            [gateway]
+            listen = "127.0.0.1:2"
+            certificate = "/c"
+            key = "/k"
+            allow_plain = true
+            credentials = "/g"
             [telemetry]
             otlp_endpoint = "http://x"
             otlp_sample_ratio = 0.5
@@ -146,13 +176,8 @@ mod tests {
         assert_eq!(file.bus.reconnect_delay_max, Some(Duration::from_secs(5)));
         assert_eq!(file.controller.lease, Some(Duration::from_millis(1_500)));
         assert_eq!((file.controller.replicas, file.controller.never_lead), (Some(3), Some(true)));
+        assert_eq!((file.gateway.listen.map(|at| at.port()), file.gateway.allow_plain), (Some(2), Some(true)));
         assert_eq!(file.telemetry.otlp_sample_ratio, Some(0.5));
-        // The list of keys is the one that can be read: an unknown field names all that are.
-        for (section, keys) in KNOWN {
-            let error = toml::from_str::<File>(&format!("[{section}]\nnonsense = 1")).unwrap_err().to_string();
-            keys.iter().for_each(|key| assert!(error.contains(&format!("`{key}`")), "{key}: {error}"));
-            assert_eq!(error.matches('`').count() / 2, keys.len() + 1, "{error}");
-        }
     }
 
     #[test]
@@ -161,17 +186,39 @@ mod tests {
             ("[controller]\nlese = \"3s\"", "says controller.lese, which is not known: did you mean controller.lease?"),
             ("[bus]\nserver = []", "did you mean bus.servers?"),
             ("[controler]\nlease = \"3s\"", "did you mean [controller]?"),
-            ("lease = \"3s\"", "did you mean controller.lease?"),
+            ("replicas = 3", "did you mean controller.replicas?"),
+            ("[gateway]\napi_listen = \"x\"", "did you mean gateway.listen?"),
             ("[telemetry]\nzzz = 1", "says telemetry.zzz, which is not known"),
             ("[controller]\nlease = \"soon\"", "\"soon\""),
             ("[controller]\nlease = 3", "invalid type"),
             ("[bus]\nname = \"no good\"", "host id \"no good\" is not valid"),
+            ("[telemetry]\notlp_sample_ratio = 1.5", "from 0 to 1"),
+            ("[gateway]\nkey = \"/k\"", "gateway.key needs gateway.certificate beside it"),
+            ("[bus]\ntls_certificate = \"/c\"", "bus.tls_certificate needs bus.tls_key beside it"),
+            ("[[source]]\nid = \"cf\"\nkind = \"kubernetes\"", "source cf: unknown variant `kubernetes`"),
+            (
+                "[[source]]\nid = \"files\"\nkind = \"directory\"\npath = \"groups.d\"\nurl = \"https://x\"",
+                "source files: unknown field `url`",
+            ),
+            ("[[source]]\nid = \"f\"\npoll_intervall = \"3s\"", "did you mean source.poll_interval?"),
             ("[bus", "is not valid"),
         ] {
             let error = parse("groupcast.toml", text).unwrap_err().to_string();
             assert!(error.contains("groupcast.toml") && error.contains(words), "{text}: {error}");
         }
         assert!(parse("f", "").unwrap().bus.name.is_none());
+    }
+
+    #[test]
+    fn the_reference_is_current() {
+        let page = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md"));
+        settings::page_is_current(page, NAME, &reference()).unwrap();
+        // Every key says what it means.
+        for section in sections() {
+            section.keys.iter().for_each(|key| {
+                assert!(!key.about.is_empty() && (section.many || key.flag.is_some()), "{}.{}", section.name, key.name)
+            });
+        }
     }
 
     #[test]
@@ -190,16 +237,15 @@ mod tests {
         let own = BusOptions { tls_certificate: Some("/mine".into()), tls_key: Some("/mine.key".into()), ..flags }.or(file);
         assert_eq!(own.settings().tls.certificate, Some(("/mine".into(), "/mine.key".into())), "never half of each");
         assert_eq!(BusOptions::default().settings().name.as_str(), "controller");
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_one_is_refused() {
-        let path = std::env::temp_dir().join(format!("groupcast-config-{}", std::process::id()));
-        std::fs::write(&path, vec![b'#'; FILE_BYTES_MAX as usize]).unwrap();
-        assert!(read(&path).is_ok());
-        std::fs::write(&path, vec![b'#'; FILE_BYTES_MAX as usize + 1]).unwrap();
-        assert!(matches!(read(&path), Err(Error::TooLarge { .. })));
-        std::fs::remove_file(&path).unwrap();
-        assert!(matches!(read(&path), Err(Error::Read { .. })));
+        let flags =
+            GatewayOptions { certificate: Some("/mine".into()), key: Some("/mine.key".into()), ..GatewayOptions::default() };
+        let file = GatewayOptions {
+            certificate: Some("/c".into()),
+            key: Some("/k".into()),
+            allow_plain: Some(true),
+            ..GatewayOptions::default()
+        };
+        let both = flags.or(file);
+        assert_eq!((both.certificate, both.key, both.allow_plain), (Some("/mine".into()), Some("/mine.key".into()), Some(true)));
     }
 }

@@ -1,21 +1,23 @@
 //! `groupcast controller`: starts the actors, shows what they do over HTTP, and hands over when it is told to end.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use groupcast_bus_config::settings::optional_duration;
 use groupcast_control::controller::{Controller, Settings};
 use groupcast_control::names;
+use groupcast_control::source::config::{Table, sources};
 use groupcast_policy::ids::HostId;
-use metrics_exporter_prometheus::PrometheusBuilder;
+use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::bus::BusOptions;
-use crate::config::{self, duration};
+use crate::config::{self, ConfigOption};
+use crate::registrations::{self, RegistrationOptions};
 use crate::telemetry::TelemetryOptions;
 use crate::{progress, watch};
 
@@ -29,15 +31,18 @@ const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4280
 
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
-    /// Configuration file; what is said here counts before what it says.
-    #[arg(long, env = "GROUPCAST_CONFIG")]
-    config: Option<PathBuf>,
     #[command(flatten)]
-    bus: BusOptions,
+    pub config: ConfigOption,
     #[command(flatten)]
-    controller: ControllerOptions,
+    pub bus: BusOptions,
     #[command(flatten)]
-    telemetry: TelemetryOptions,
+    pub controller: ControllerOptions,
+    #[command(flatten)]
+    pub registration: RegistrationOptions,
+    #[command(flatten)]
+    pub telemetry: TelemetryOptions,
+    #[arg(skip)]
+    pub sources: Vec<Table>,
 }
 
 #[derive(Debug, Clone, Default, Args, Deserialize)]
@@ -51,16 +56,16 @@ pub struct ControllerOptions {
     pub replicas: Option<usize>,
     /// A leader that is not heard of for so long is replaced [default: 3s]
     #[arg(long, value_parser = humantime::parse_duration)]
-    #[serde(deserialize_with = "duration")]
+    #[serde(deserialize_with = "optional_duration")]
     pub lease: Option<Duration>,
-    /// Follows and serves, but never leads.
+    /// Follows and serves, but never leads
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub never_lead: Option<bool>,
 }
 
 impl ControllerOptions {
     /// What is not said here is taken from there.
-    fn or(self, other: Self) -> Self {
+    pub fn or(self, other: Self) -> Self {
         Self {
             listen: self.listen.or(other.listen),
             replicas: self.replicas.or(other.replicas),
@@ -73,36 +78,36 @@ impl ControllerOptions {
 impl Options {
     /// With what the configuration file says, if there is one.
     pub fn with_file(self) -> Result<Self, config::Error> {
-        let Some(path) = &self.config else { return Ok(self) };
-        let config::File { bus, controller, telemetry } = config::read(path)?;
+        let config::File { bus, controller, registration, telemetry, source, .. } = self.config.read()?;
         Ok(Self {
             bus: self.bus.or(bus),
             controller: self.controller.or(controller),
+            registration: self.registration.or(registration),
             telemetry: self.telemetry.or(telemetry),
             config: self.config,
+            sources: source,
         })
-    }
-
-    pub fn telemetry(&self) -> &TelemetryOptions {
-        &self.telemetry
     }
 
     pub fn name(&self) -> HostId {
         self.bus.name()
     }
 
-    fn settings(&self) -> Settings {
+    fn settings(&self) -> anyhow::Result<Settings> {
         let mut settings = self.bus.settings();
+        settings.registration = self.registration.settings()?;
         let ControllerOptions { replicas, lease, never_lead, .. } = &self.controller;
         settings.replicas = replicas.unwrap_or(settings.replicas);
         settings.lease = lease.unwrap_or(settings.lease);
         settings.candidate = !never_lead.unwrap_or(false);
-        settings
+        // The file was judged when it was read.
+        settings.sources = sources(&self.sources).unwrap_or_default();
+        Ok(settings)
     }
 }
 
 /// Runs until told to end. Actors need an actix system, everything else runs on the threads of one runtime.
-pub fn run(options: Options) -> anyhow::Result<()> {
+pub fn run(options: Options, metrics: PrometheusHandle) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
     let handle = runtime.handle().clone();
     let mut runtime = Some(runtime);
@@ -111,12 +116,10 @@ pub fn run(options: Options) -> anyhow::Result<()> {
         Some(runtime) => runtime,
         None => std::process::abort(),
     });
-    system.block_on(serve(options, handle))
+    system.block_on(serve(options, metrics, handle))
 }
 
-async fn serve(options: Options, runtime: tokio::runtime::Handle) -> anyhow::Result<()> {
-    let recorder = PrometheusBuilder::new();
-    let metrics = recorder.install_recorder().context("cannot keep metrics")?;
+async fn serve(options: Options, metrics: PrometheusHandle, runtime: tokio::runtime::Handle) -> anyhow::Result<()> {
     names::describe();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -128,9 +131,10 @@ async fn serve(options: Options, runtime: tokio::runtime::Handle) -> anyhow::Res
     runtime.spawn(watch::serve(listener, state.clone()));
     tracing::info!(%address, "serving metrics and health");
 
+    let settings = options.settings()?;
     let controller = loop {
         tokio::select! {
-            started = Controller::start(options.settings(), runtime.clone()) => match started {
+            started = Controller::start(settings.clone(), runtime.clone()) => match started {
                 Ok(controller) => break Arc::new(controller),
                 Err(error) => {
                     tracing::warn!(%error, "the bus is not ready; trying again");
@@ -142,7 +146,8 @@ async fn serve(options: Options, runtime: tokio::runtime::Handle) -> anyhow::Res
         }
     };
     state.started(controller.clone());
-    runtime.spawn(progress::serve(options.settings(), controller.clone()));
+    runtime.spawn(progress::serve(settings.clone(), controller.clone()));
+    runtime.spawn(registrations::serve(settings, controller.clone()));
     tracing::info!(name = %options.name(), "controller started");
     let mut alive = tokio::time::interval(ALIVE_EVERY);
     let end = loop {

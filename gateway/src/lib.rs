@@ -3,20 +3,23 @@
 //! Plain data and judgement, without clock and IO:
 //! - [`local`]: what a gateway knows by following the streams
 //! - [`token`], [`scope`], [`attempts`]: who may do what
+//! - [`bounds`]: whether a change fits into one batch
 //! - [`plan`], [`explained`]: what a change would mean, and why a flow passes
 //!
 //! On the bus and towards clients: [`follow`], the streams into the local state; [`submit`], the one way a change goes; [`confirm`], changes that take themselves back; [`progress`],
-//! how far changes are; [`api`], the routes; [`server`] and [`tls`], connections; [`gateway`], all of it together. [`cli`] is what operators type.
+//! how far changes are; [`registrations`], who is registered and how they are; [`api`], the routes; [`server`] and [`tls`], connections; [`gateway`], all of it together. [`cli`] is what operators type.
 //!
 //! It may use `groupcast-control` and what is below it. It drives the agent as a process, never as a library.
 
 pub mod api;
 pub mod attempts;
+pub mod bounds;
 pub mod bus;
 pub mod cli;
 pub mod config;
 pub mod confirm;
 pub mod controller;
+pub mod demo;
 pub mod explained;
 pub mod follow;
 pub mod gateway;
@@ -24,6 +27,7 @@ pub mod local;
 pub mod plan;
 pub mod problem;
 pub mod progress;
+pub mod registrations;
 pub mod scope;
 pub mod secret;
 pub mod serve;

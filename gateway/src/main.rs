@@ -3,9 +3,11 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use groupcast_gateway::cli::context::Connection;
-use groupcast_gateway::cli::{self, Failure, apply, bus, context, doctor, explain, get, host, plan, token, wait};
+use groupcast_gateway::cli::{
+    self, Failure, apply, bus, config, context, doctor, explain, get, host, plan, registrations, sources, token, wait,
+};
 use groupcast_gateway::telemetry::{self, LogFormat, TelemetryOptions};
-use groupcast_gateway::{controller, gateway, serve, transfer};
+use groupcast_gateway::{controller, demo, gateway, serve, transfer};
 
 /// Security groups, from the place where they are written to the kernel of every host that uses them.
 ///
@@ -33,11 +35,14 @@ enum Command {
     Serve(serve::ServeOptions),
     /// Runs everything on one machine: a private bus, a controller and a gateway, with credentials of its own.
     Up(serve::UpOptions),
+    /// Says back what it is told: a workload of the demonstration.
+    #[command(hide = true)]
+    Echo { address: std::net::SocketAddr, name: String },
     /// Writes documents as one change.
     Apply(apply::ApplyOptions),
     /// Shows what documents would change in meaning: flows gained and lost, workloads and hosts concerned.
     Plan(plan::Options),
-    /// Shows groups, templates, workloads, hosts, changes or tokens.
+    /// Shows groups, templates, workloads, hosts, registrations, changes, sources or tokens.
     Get(get::Options),
     /// Says why a flow passes or does not.
     Explain(explain::Options),
@@ -56,11 +61,20 @@ enum Command {
     /// Who may use gateways.
     #[command(subcommand)]
     Token(token::Command),
-    /// Credentials with which agents reach the bus.
+    /// Hosts: what they are granted, and the credentials with which their agents reach the bus.
     #[command(subcommand)]
     Host(host::Command),
+    /// Where groups come from besides gateways.
+    #[command(subcommand)]
+    Sources(sources::Command),
+    /// Hosts that are silent, and what becomes of them.
+    #[command(subcommand)]
+    Registrations(registrations::Command),
     /// Looks at what may be wrong, and says what to do.
     Doctor(doctor::Options),
+    /// Configuration files.
+    #[command(subcommand)]
+    Config(config::Command),
     /// Gateways by name.
     #[command(subcommand)]
     Context(context::Command),
@@ -85,30 +99,42 @@ fn main() -> ExitCode {
 }
 
 fn run(Arguments { command, connection, log }: Arguments) -> cli::Result {
-    let command = match command {
+    // What runs for long says what it does, and may have a configuration file; what answers a question says only what it was asked.
+    let (mut command, mut telemetry, mut name, mut usual) =
+        (command, TelemetryOptions::default(), "groupcast".to_owned(), "warn");
+    match &mut command {
         Command::Controller(options) => {
-            let options = options.with_file().map_err(anyhow::Error::from)?;
-            let _telemetry = telemetry::start(log, options.telemetry(), options.name().as_str(), "info")?;
-            return Ok(controller::run(options)?);
+            *options = std::mem::take(options).with_file().map_err(anyhow::Error::from)?;
+            (telemetry, name, usual) = (options.telemetry.clone(), options.name().to_string(), "info");
         }
-        command => command,
-    };
-    // What runs for long says what it does; what answers a question says only what it was asked.
-    let serves =
-        matches!(command, Command::Gateway(_) | Command::Serve(_) | Command::Up(_) | Command::Export(_) | Command::Import(_));
-    let usual = if serves { "info" } else { "warn" };
-    let _telemetry = telemetry::start(log, &TelemetryOptions::default(), "groupcast", usual)?;
+        Command::Gateway(options) => {
+            *options = std::mem::take(options).with_file().map_err(anyhow::Error::from)?;
+            (telemetry, name, usual) = (options.telemetry.clone(), options.bus.name().to_string(), "info");
+        }
+        Command::Serve(options) => {
+            *options = std::mem::take(options).with_file().map_err(anyhow::Error::from)?;
+            (telemetry, usual) = (options.telemetry.clone(), "info");
+        }
+        // A story is told in its own words.
+        Command::Up(options) if options.demo.demo => {}
+        Command::Up(_) | Command::Export(_) | Command::Import(_) => usual = "info",
+        _ => {}
+    }
+    let _telemetry = telemetry::start(log, &telemetry, &name, usual)?;
     // Actors bring a runtime of their own.
     let command = match command {
+        Command::Controller(options) => return Ok(controller::run(options, telemetry::metrics()?)?),
         Command::Serve(options) => return Ok(serve::serve(options)?),
-        Command::Up(options) => return Ok(serve::up(options)?),
+        Command::Up(options) if !options.demo.demo => return Ok(serve::up(options)?),
+        Command::Echo { address, name } => return demo::echo::run(address, &name),
         command => command,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))?;
     runtime.block_on(async {
         match command {
-            Command::Controller(_) | Command::Serve(_) | Command::Up(_) => Ok(()),
+            Command::Controller(_) | Command::Serve(_) | Command::Echo { .. } => Ok(()),
+            Command::Up(options) => demo::run(&options.data, options.demo).await,
             Command::Gateway(options) => Ok(gateway::run(options).await?),
             Command::Apply(options) => apply::apply(&connection, options).await,
             Command::Plan(options) => plan::plan(&connection, options).await,
@@ -121,9 +147,12 @@ fn run(Arguments { command, connection, log }: Arguments) -> cli::Result {
             Command::Export(options) => cli::transfer::export(&connection, options).await,
             Command::Import(options) => cli::transfer::import(&connection, options).await,
             Command::Token(command) => token::run(&connection, command).await,
-            Command::Host(command) => host::run(command).await,
+            Command::Sources(command) => sources::run(&connection, command).await,
+            Command::Host(command) => host::run(&connection, command).await,
+            Command::Registrations(command) => registrations::run(&connection, command).await,
             Command::Doctor(options) => doctor::doctor(&connection, options).await,
             Command::Context(command) => context::run(command),
+            Command::Config(command) => config::run(command),
             Command::Bus(bus::Command::Tap(options)) => bus::tap(options).await,
             Command::Completions { shell } => {
                 let mut text = Vec::new();

@@ -1,26 +1,34 @@
 //! How far changes are, from the controller that published them to the gateways that are asked.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::{Client, RequestErrorKind};
 use futures::StreamExt;
 use groupcast_bus_config::{connect, subjects};
-use groupcast_control::controller::{Controller, Settings};
+use groupcast_control::controller::{Controller, Settings, Standing};
 use groupcast_control::progress as control;
+use groupcast_messages::HostState;
+use groupcast_policy::ids::HostId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
+use crate::api::PAGE_MAX;
+
 /// Hosts behind that are named to gateways.
 pub const BEHIND_MAX: usize = 100;
 /// Progress that waits for a slow watcher before it is cut off.
 const MOVES_MAX: usize = 256;
-/// How often a change that is waited for is asked about: at first often, because most are quick.
-const ASK_FIRST: Duration = Duration::from_millis(5);
+/// Pauses between questions about a change that is waited for: a quarter of how long it already took, within these bounds. So whoever waits
+/// hears of it at most that much later, and questions are few.
+const ASK_MIN: Duration = Duration::from_millis(2);
 const ASK_MAX: Duration = Duration::from_millis(200);
+/// How long the answer to one of them may take.
+const ASK_WITHIN_MIN: Duration = Duration::from_millis(5);
 /// How long the controllers have to say what they know when nobody waits.
 const ASK_ONCE: Duration = Duration::from_millis(300);
 /// Pause before something that failed is tried again.
@@ -62,7 +70,7 @@ pub struct Progress {
 
 impl From<&control::Progress> for Progress {
     fn from(progress: &control::Progress) -> Self {
-        let named = |(host, why): &(groupcast_policy::ids::HostId, control::Why)| {
+        let named = |(host, why): &(HostId, control::Why)| {
             let why = why.to_string();
             // A reason follows the name of the state after a colon.
             let state = why.split(':').next().unwrap_or_default().to_owned();
@@ -83,9 +91,42 @@ impl From<&control::Progress> for Progress {
     }
 }
 
+/// What a host does, as it says itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostStanding {
+    /// `enforcing`, `failing`, `frozen`, `bypassed`, `lockdown` or `auditing`; an agent of a newer version may say more.
+    pub state: String,
+    /// Why, where it is not enforcing.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// Milliseconds since it was last heard of.
+    pub heard_ms_ago: u64,
+    /// Something is published that it has not in force.
+    pub behind: bool,
+}
+
+impl From<&Standing> for HostStanding {
+    fn from(standing: &Standing) -> Self {
+        let (state, reason) = match &standing.state {
+            HostState::Enforcing => ("enforcing", ""),
+            HostState::Failing { reason } => ("failing", &**reason),
+            HostState::Frozen { reason } => ("frozen", &**reason),
+            HostState::Bypassed { reason } => ("bypassed", &**reason),
+            HostState::Lockdown { reason } => ("lockdown", &**reason),
+            HostState::Auditing { reason } => ("auditing", &**reason),
+            HostState::Other(state) => (&**state, ""),
+        };
+        let (state, reason) = (state.to_owned(), reason.to_owned());
+        Self { state, reason, heard_ms_ago: standing.heard_ms_ago, behind: standing.is_behind }
+    }
+}
+
+/// What gateways ask.
 #[derive(Debug, Serialize, Deserialize)]
-struct Ask {
-    change: u64,
+#[serde(untagged)]
+enum Ask {
+    Change { change: u64 },
+    Hosts { hosts: Vec<String> },
 }
 
 /// The controller's side: answers what it knows and tells what moves, for as long as the process lasts.
@@ -107,10 +148,20 @@ async fn serve_once(settings: &Settings, controller: &Controller) -> Result<(), 
             message = asked.next() => {
                 let Some(message) = message else { return Ok(()) };
                 let (Some(reply), Ok(ask)) = (message.reply, serde_json::from_slice::<Ask>(&message.payload)) else { continue };
-                // Who did not publish it says nothing: somebody else did.
-                if let Some(progress) = controller.progress(ask.change).await? {
-                    client.publish(reply, serde_json::to_vec(&Progress::from(&progress))?.into()).await?;
-                }
+                let answer = match ask {
+                    // Who did not publish it says nothing: somebody else did.
+                    Ask::Change { change } => match controller.progress(change).await? {
+                        Some(progress) => serde_json::to_vec(&Progress::from(&progress))?,
+                        None => continue,
+                    },
+                    Ask::Hosts { hosts } => {
+                        let hosts = hosts.iter().take(PAGE_MAX).filter_map(|host| HostId::new(host).ok()).collect();
+                        let known = controller.standings(hosts).await?;
+                        let known: BTreeMap<String, HostStanding> = known.iter().map(|(h, s)| (h.to_string(), s.into())).collect();
+                        serde_json::to_vec(&known)?
+                    }
+                };
+                client.publish(reply, answer.into()).await?;
             }
             moved = moves.recv() => match moved {
                 Ok(progress) => {
@@ -175,9 +226,18 @@ impl Watcher {
         self.ask_within(change, ASK_ONCE).await
     }
 
+    /// What controllers know of these hosts; nothing where none answers in time.
+    pub async fn hosts(&self, hosts: Vec<String>) -> BTreeMap<String, HostStanding> {
+        let request = async_nats::Request::new()
+            .payload(serde_json::to_vec(&Ask::Hosts { hosts }).unwrap_or_default().into())
+            .timeout(Some(ASK_ONCE));
+        let answer = self.client.send_request(subjects::PROGRESS, request).await;
+        answer.ok().and_then(|message| serde_json::from_slice(&message.payload).ok()).unwrap_or_default()
+    }
+
     async fn ask_within(&self, change: u64, within: Duration) -> Known {
         let request = async_nats::Request::new()
-            .payload(serde_json::to_vec(&Ask { change }).unwrap_or_default().into())
+            .payload(serde_json::to_vec(&Ask::Change { change }).unwrap_or_default().into())
             .timeout(Some(within));
         match self.client.send_request(subjects::PROGRESS, request).await {
             Ok(message) => serde_json::from_slice(&message.payload).map_or(Known::Nothing, Known::Progress),
@@ -186,22 +246,28 @@ impl Watcher {
         }
     }
 
+    async fn ask_from(&self, when: Instant, change: u64, within: Duration) -> Known {
+        tokio::time::sleep_until(when).await;
+        self.ask_within(change, within).await
+    }
+
     /// Waits until the change is published or enforced everywhere, and says how far it is then or when the time is up.
     pub async fn wait(&self, change: u64, until: Until, deadline: Instant) -> Known {
         let enough = |progress: &Progress| until == Until::Published || progress.done;
-        let (mut moves, mut known, mut pause) = (self.moves(), Known::Nothing, ASK_FIRST);
+        let (mut moves, mut known, begun) = (self.moves(), Known::Nothing, Instant::now());
+        // Kept while it is told about others: it must be answered however much happens.
+        let ask = self.ask_from(begun, change, ASK_WITHIN_MIN);
+        tokio::pin!(ask);
         loop {
-            let begun = Instant::now();
             tokio::select! {
-                answer = self.ask_within(change, pause) => {
+                answer = &mut ask => {
                     match answer {
                         Known::Progress(progress) => known = Known::Progress(progress),
                         other if !matches!(known, Known::Progress(_)) => known = other,
                         _ => {}
                     }
-                    // An answer may have come at once: ask no more often for that.
-                    tokio::time::sleep_until((begun + pause).min(deadline)).await;
-                    pause = (pause * 2).min(ASK_MAX);
+                    let pause = (begun.elapsed() / 4).clamp(ASK_MIN, ASK_MAX);
+                    ask.set(self.ask_from(Instant::now() + pause, change, pause.max(ASK_WITHIN_MIN)));
                 }
                 moved = moves.recv() => match moved {
                     Ok(progress) if progress.change == change => known = Known::Progress((*progress).clone()),

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, anyhow};
-use clap::{Args, Parser};
+use clap::Args;
 use groupcast_bus_config::accounts::Role as BusRole;
 use groupcast_bus_config::connect::{self, Identity};
 use groupcast_bus_config::credentials::Authority;
@@ -17,71 +17,64 @@ use groupcast_control::change::{Change, Expected, Write};
 use groupcast_policy::ids::HostId;
 
 use crate::bus::BusOptions;
-use crate::controller;
-use crate::gateway::{self, Gateway, ListenOptions};
+use crate::config::{self, ConfigOption};
+use crate::controller::{self, ControllerOptions};
+use crate::demo::DemoOptions;
+use crate::gateway::{self, Gateway, GatewayOptions};
+use crate::registrations::RegistrationOptions;
 use crate::secret;
+use crate::telemetry::{self, TelemetryOptions};
 use crate::token::{Role, Token};
 
 /// How long everything may take to be ready.
 const READY_DEADLINE: Duration = Duration::from_secs(60);
 
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct ServeOptions {
+    #[command(flatten)]
+    config: ConfigOption,
     #[command(flatten)]
     bus: BusOptions,
     #[command(flatten)]
-    listen: ListenOptions,
-    /// The gateway's own credentials file, where the controller's is not one for both.
-    #[arg(long, env = "GROUPCAST_GATEWAY_CREDENTIALS")]
-    gateway_credentials: Option<PathBuf>,
-    /// Where the controller's /livez, /readyz and /metrics are served.
-    #[arg(long, env = "GROUPCAST_LISTEN", default_value = "127.0.0.1:4280")]
-    listen_controller: SocketAddr,
-    /// Copies of each stream.
-    #[arg(long, default_value_t = 1)]
-    replicas: usize,
-    /// A leader that is not heard of for so long is replaced.
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "3s")]
-    lease: Duration,
-}
-
-/// The controller's options by its own command line, so that there is one place that knows them.
-#[derive(Parser)]
-struct ControllerArguments {
+    controller: ControllerOptions,
     #[command(flatten)]
-    options: controller::Options,
+    registration: RegistrationOptions,
+    #[command(flatten)]
+    gateway: GatewayOptions,
+    #[command(flatten)]
+    pub telemetry: TelemetryOptions,
+    #[arg(skip)]
+    sources: Vec<groupcast_control::source::config::Table>,
 }
 
-fn controller_options(serve: &ServeOptions) -> anyhow::Result<controller::Options> {
-    let settings = serve.bus.settings();
-    let mut arguments: Vec<String> = vec!["controller".into()];
-    let mut say = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
-    say("--server", settings.servers.join(","));
-    say("--name", settings.name.to_string());
-    say("--listen", serve.listen_controller.to_string());
-    say("--replicas", serve.replicas.to_string());
-    say("--lease", format!("{}ms", serve.lease.as_millis()));
-    say("--reconnect-delay-max", format!("{}ms", settings.reconnect_delay_max.as_millis()));
-    if let Identity::File(path) = &settings.identity {
-        say("--credentials", path.display().to_string());
+impl ServeOptions {
+    /// With what the configuration file says, if there is one.
+    pub fn with_file(self) -> Result<Self, config::Error> {
+        let config::File { bus, controller, registration, gateway, telemetry, source } = self.config.read()?;
+        Ok(Self {
+            bus: self.bus.or(bus),
+            controller: self.controller.or(controller),
+            registration: self.registration.or(registration),
+            gateway: self.gateway.or(gateway),
+            telemetry: self.telemetry.or(telemetry),
+            config: self.config,
+            sources: source,
+        })
     }
-    if let Some(path) = &settings.tls.authority {
-        say("--tls-authority", path.display().to_string());
-    }
-    if let Some((certificate, key)) = &settings.tls.certificate {
-        say("--tls-certificate", certificate.display().to_string());
-        say("--tls-key", key.display().to_string());
-    }
-    let parsed = ControllerArguments::try_parse_from(arguments);
-    parsed.map(|parsed| parsed.options).map_err(|error| anyhow!("the controller cannot be started so: {error}"))
 }
 
 /// Both until told to end. The gateway has a thread and a runtime of its own: actors bring theirs.
 pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
-    let controller = controller_options(&options)?;
-    let mut bus = options.bus.clone();
-    bus.credentials = options.gateway_credentials.clone().or(bus.credentials);
-    let gateway = gateway::Options { bus, listen: options.listen.clone() };
+    serve_and(options, |_| ())
+}
+
+/// The same; `started` is told where the API is.
+fn serve_and(options: ServeOptions, started_at: impl FnOnce(SocketAddr)) -> anyhow::Result<()> {
+    let metrics = telemetry::metrics()?;
+    let ServeOptions { config, bus, controller, registration, gateway, telemetry, sources } = options;
+    let of_gateway = gateway::Options { config: config.clone(), bus: bus.clone(), gateway, telemetry: telemetry.clone() };
+    let of_controller = controller::Options { config, bus, controller, registration, telemetry, sources };
+    let seen = metrics.clone();
     let (started, start) = mpsc::channel();
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let thread = std::thread::Builder::new().name("gateway".into()).spawn(move || {
@@ -90,7 +83,7 @@ pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
             Err(error) => return drop(started.send(Err(anyhow!("cannot start the runtime: {error}")))),
         };
         runtime.block_on(async move {
-            match Gateway::start(&gateway, None).await {
+            match Gateway::start(&of_gateway, Some(seen)).await {
                 Err(error) => drop(started.send(Err(error))),
                 Ok(gateway) => {
                     drop(started.send(Ok(gateway.address)));
@@ -100,8 +93,8 @@ pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
             }
         });
     })?;
-    start.recv().context("the gateway ended")??;
-    let outcome = controller::run(controller);
+    started_at(start.recv().context("the gateway ended")??);
+    let outcome = controller::run(of_controller, metrics);
     let _ = end.send(()); // it may have ended by itself
     let _ = thread.join();
     outcome
@@ -112,16 +105,18 @@ pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
 pub struct UpOptions {
     /// Where everything is kept; made if it is not there.
     #[arg(long, env = "GROUPCAST_DATA", default_value = ".groupcast")]
-    data: PathBuf,
+    pub data: PathBuf,
     #[command(flatten)]
-    listen: ListenOptions,
+    gateway: GatewayOptions,
     /// Port of the private bus on loopback; any that is free if not said.
     #[arg(long)]
     bus_port: Option<u16>,
+    #[command(flatten)]
+    pub demo: DemoOptions,
 }
 
 /// A folder that only its owner can look into.
-fn private_folder(path: &Path) -> anyhow::Result<()> {
+pub fn private_folder(path: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
     if !path.is_dir() {
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
@@ -160,30 +155,32 @@ pub fn up(options: UpOptions) -> anyhow::Result<()> {
     let server = Server::start_blocking(config)?;
     let token_file = data.join("token");
     runtime.block_on(first_token(&server.url(), &name, &controller, &gateway, &token_file))?;
-    let scheme = if options.listen.api_certificate.is_some() { "https" } else { "http" };
-    println!("bus      {}", server.url());
-    println!("gateway  {scheme}://{}", options.listen.address);
-    println!("token    {}", token_file.display());
-    println!();
-    println!("export GROUPCAST_GATEWAY={scheme}://{} GROUPCAST_TOKEN_FILE={}", options.listen.address, token_file.display());
-    println!("groupcast host add h1 --authority {} --out h1.creds   # for an agent", authority_path.display());
-    // Parsed, so that what is not said here is what `serve` says.
-    let arguments = ["serve", "--server", &server.url(), "--name", name.as_str(), "--listen-controller"].map(str::to_owned);
-    let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).to_string();
-    let credentials = [
-        "--credentials".to_owned(),
-        controller.display().to_string(),
-        "--gateway-credentials".to_owned(),
-        gateway.display().to_string(),
-    ];
-    let parsed = ServeArguments::try_parse_from(arguments.into_iter().chain([free]).chain(credentials))?;
-    serve(ServeOptions { listen: options.listen, ..parsed.options })
-}
-
-#[derive(Parser)]
-struct ServeArguments {
-    #[command(flatten)]
-    options: ServeOptions,
+    let scheme = if options.gateway.certificate.is_some() { "https" } else { "http" };
+    let bus = server.url();
+    let told = move |address: SocketAddr| {
+        let api = format!("{scheme}://{address}");
+        println!("bus      {bus}\ngateway  {api}\ntoken    {}\n", token_file.display());
+        println!("export GROUPCAST_GATEWAY={api} GROUPCAST_TOKEN_FILE={}", token_file.display());
+        println!("groupcast host add h1 --authority {} --out h1.creds   # for an agent", authority_path.display());
+    };
+    // Everything is on one machine: what signs for hosts is here too.
+    let signer = data.join("host-signer.json");
+    if !signer.exists() {
+        authority.host_signer()?.save(&signer)?;
+    }
+    let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let options = ServeOptions {
+        bus: BusOptions {
+            servers: Some(vec![server.url()]),
+            name: Some(name),
+            credentials: Some(controller),
+            ..BusOptions::default()
+        },
+        controller: ControllerOptions { listen: Some(free), ..ControllerOptions::default() },
+        gateway: GatewayOptions { credentials: Some(gateway), host_signer: Some(signer), ..options.gateway },
+        ..ServeOptions::default()
+    };
+    serve_and(options, told)
 }
 
 /// Makes an administrator's token if there is none that this folder knows. There is never a default one.

@@ -84,8 +84,18 @@ async fn told(end: &mut watch::Receiver<bool>) {
 }
 
 /// Serves until `end` says so, then lets requests in flight finish.
-pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Router, mut end: watch::Receiver<bool>) {
-    let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Router, end: watch::Receiver<bool>) {
+    serve_at_most(CONNECTIONS_MAX, listener, tls, router, end).await;
+}
+
+async fn serve_at_most(
+    connections_max: usize,
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+    mut end: watch::Receiver<bool>,
+) {
+    let connections = Arc::new(Semaphore::new(connections_max));
     loop {
         let permit = tokio::select! {
             permit = connections.clone().acquire_owned() => permit,
@@ -109,7 +119,7 @@ pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Rout
             drop(permit);
         });
     }
-    let all = connections.acquire_many(CONNECTIONS_MAX as u32);
+    let all = connections.acquire_many(connections_max as u32);
     if tokio::time::timeout(DRAIN_DEADLINE, all).await.is_err() {
         tracing::warn!("some requests were still in flight at the end");
     }
@@ -154,5 +164,75 @@ where
     };
     if let Err(error) = outcome {
         tracing::debug!(%peer, %error, "a connection ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    const LONG: usize = 1024 * 1024;
+
+    fn router() -> Router {
+        Router::new().route("/", get(|| async { "hello" })).route("/long", get(|| async { "x".repeat(LONG) }))
+    }
+
+    fn request(path: &str) -> Vec<u8> {
+        format!("GET {path} HTTP/1.1\r\nHost: here\r\n\r\n").into_bytes()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_takes_nothing_is_cut_off() {
+        let (near, mut far) = tokio::io::duplex(1024);
+        let (_end, ended) = watch::channel(false);
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        let spoken = tokio::spawn(speak(Patient::new(near), peer, router(), ended));
+        far.write_all(&request("/long")).await.unwrap();
+        let start = Instant::now();
+        spoken.await.unwrap();
+        let waited = start.elapsed();
+        assert!(waited >= STALL_MAX && waited < STALL_MAX + Duration::from_secs(1), "{waited:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_is_slow_gets_everything() {
+        let (near, mut far) = tokio::io::duplex(1024);
+        let (_end, ended) = watch::channel(false);
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        let spoken = tokio::spawn(speak(Patient::new(near), peer, router(), ended));
+        far.write_all(&request("/long")).await.unwrap();
+        let (mut taken, mut buffer) = (0, [0; 64 * 1024]);
+        while taken < LONG {
+            tokio::time::sleep(STALL_MAX - Duration::from_secs(1)).await;
+            let read = far.read(&mut buffer).await.unwrap();
+            assert_ne!(read, 0, "cut off after {taken} bytes");
+            taken += read;
+        }
+        drop(far);
+        spoken.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn connections_beyond_the_bound_wait_for_their_turn() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (_end, ended) = watch::channel(false);
+        tokio::spawn(serve_at_most(2, listener, None, router(), ended));
+        let mut open = Vec::new();
+        for _ in 0..2 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(&request("/")).await.unwrap();
+            assert!(stream.read(&mut [0; 1024]).await.unwrap() > 0);
+            open.push(stream);
+        }
+        let mut third = TcpStream::connect(address).await.unwrap();
+        third.write_all(&request("/")).await.unwrap();
+        let mut answer = [0; 1024];
+        let waited = tokio::time::timeout(Duration::from_millis(200), third.read(&mut answer)).await;
+        assert!(waited.is_err(), "answered beside two others");
+        drop(open.pop());
+        assert!(third.read(&mut answer).await.unwrap() > 0);
     }
 }

@@ -1,12 +1,14 @@
 //! Logs, to stderr, and traces, to a collector if one is named.
 
+use anyhow::Context;
 use clap::{Args, ValueEnum};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use tracing::Level;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::Layer;
@@ -27,17 +29,25 @@ pub enum LogFormat {
 #[derive(Debug, Clone, Default, Args, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TelemetryOptions {
-    /// Where an OpenTelemetry collector takes traces over HTTP, such as http://127.0.0.1:4318. Without it none are kept.
+    /// Where an OpenTelemetry collector takes traces over HTTP, such as http://127.0.0.1:4318; without it none are kept
     #[arg(long, env = "GROUPCAST_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
     /// Which part of all changes is traced, from 0 to 1 [default: 1]
     #[arg(long, value_parser = ratio)]
+    #[serde(deserialize_with = "written_ratio")]
     pub otlp_sample_ratio: Option<f64>,
 }
 
 fn ratio(text: &str) -> Result<f64, String> {
-    let ratio: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    within(text.parse().map_err(|error| format!("{error}"))?)
+}
+
+fn within(ratio: f64) -> Result<f64, String> {
     if (0.0..=1.0).contains(&ratio) { Ok(ratio) } else { Err("it is from 0 to 1".to_owned()) }
+}
+
+fn written_ratio<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    within(f64::deserialize(deserializer)?).map(Some).map_err(serde::de::Error::custom)
 }
 
 impl TelemetryOptions {
@@ -48,6 +58,11 @@ impl TelemetryOptions {
             otlp_sample_ratio: self.otlp_sample_ratio.or(other.otlp_sample_ratio),
         }
     }
+}
+
+/// Keeps what is counted, for `/metrics`. Once in a process.
+pub fn metrics() -> anyhow::Result<PrometheusHandle> {
+    PrometheusBuilder::new().install_recorder().context("cannot keep metrics")
 }
 
 /// Sends what is left when it is dropped.

@@ -44,6 +44,11 @@ impl Files {
         Ok(Arc::new(key))
     }
 
+    /// Whether they serve.
+    pub fn check(&self) -> Result<(), Error> {
+        self.load().map(drop)
+    }
+
     /// Changes whenever one of the files does.
     fn mark(&self) -> [Option<(SystemTime, u64)>; 2] {
         [&self.certificate, &self.key].map(|path| {

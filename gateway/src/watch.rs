@@ -133,6 +133,12 @@ async fn status(Extract(state): Extract<State>) -> Result<Json<Value>, Problem> 
         "hosts": status.compiler.hosts,
         "hosts_behind": status.convergence.behind,
         "changes_unfinished": status.convergence.unfinished,
+        "registrations": {
+            "acts": status.liveness.acts,
+            "hosts": status.liveness.hosts,
+            "suspects": status.liveness.suspects,
+            "frozen": status.liveness.frozen,
+        },
         "refused_count": status.compiler.refused_count,
         "refused": refused,
     })))

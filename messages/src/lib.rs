@@ -39,7 +39,7 @@ pub use registration::{
     Beat, BeatAnswer, LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, REGISTER_WORKLOADS_MAX, Register, RegisterAnswer,
     RegisterWorkload, VERSION_BYTES_MAX,
 };
-pub use request::{FRESH_WITHIN_MS_MAX, HostRequest, HostRequestAnswer};
+pub use request::{FRESH_WITHIN_MS_MAX, HealthReport, HostRequest, HostRequestAnswer};
 pub use status::{
     ACK_TOPICS_MAX, Ack, ENTROPY_TOPICS_MAX, EntropyAnswer, EntropyCheck, HostState, NUDGE_TOPICS_MAX, Nudge,
     STATE_NAME_BYTES_MAX, entropy_item,

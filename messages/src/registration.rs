@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use groupcast_policy::doc::Phase;
 use groupcast_policy::ids::{AppId, ID_LEN_MAX, NetworkId, SpaceId, WorkloadId};
+use groupcast_policy::model::{HealthCheck, PROBE_BYTES_MAX, Probe};
 use groupcast_policy::net::Prefix;
 
 use crate::edit::{ID_BYTES_MIN, put_addresses, put_phase, read_addresses, read_phase};
@@ -230,12 +231,15 @@ fn read_labels(reader: &mut Reader) -> Result<BTreeMap<String, String>, DecodeEr
     Ok(labels)
 }
 
-/// `k` which answer; registered: `w` workloads, `i` their incarnations; refused: `x` reason, `y` retryable.
+/// `k` which answer; registered: `w` workloads, `i` their incarnations, and how to check their health: `e` seconds between two checks,
+/// and `o` port, `p` path, `c` process; refused: `x` reason, `y` retryable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RegisterAnswer {
     Registered {
         /// Each workload once.
         incarnations: Vec<(WorkloadId, u64)>,
+        /// As the template says.
+        health: Option<HealthCheck>,
     },
     Refused {
         /// The same registration may succeed later: the template may appear, the address may be released.
@@ -247,12 +251,23 @@ pub enum RegisterAnswer {
 impl RegisterAnswer {
     pub fn encode(&self) -> Vec<u8> {
         wire::message(|fields| match self {
-            RegisterAnswer::Registered { incarnations } => {
+            RegisterAnswer::Registered { incarnations, health } => {
                 let mut numbers = Vec::new();
                 incarnations.iter().for_each(|(_, incarnation)| put_varint(&mut numbers, u128::from(*incarnation)));
                 fields.uint(b'k', REGISTERED);
                 fields.list(b'w', incarnations, |out, (workload, _)| wire::text(out, workload.as_str()));
                 fields.packed(b'i', &numbers);
+                if let Some(HealthCheck { probe, interval_seconds }) = health {
+                    fields.uint(b'e', u64::from(*interval_seconds));
+                    match probe {
+                        Probe::Tcp { port } => fields.uint(b'o', u64::from(*port)),
+                        Probe::Http { port, path } => {
+                            fields.uint(b'o', u64::from(*port));
+                            fields.text(b'p', path);
+                        }
+                        Probe::Process { name } => fields.text(b'c', name),
+                    }
+                }
             }
             RegisterAnswer::Refused { retryable, reason } => {
                 fields.uint(b'k', REFUSED);
@@ -265,8 +280,13 @@ impl RegisterAnswer {
     pub fn decode(bytes: &[u8]) -> Result<RegisterAnswer, DecodeError> {
         let (mut kind, mut workloads, mut numbers) = (None, Vec::new(), [].as_slice());
         let (mut reason, mut retryable) = (None, None);
+        let (mut interval, mut port, mut path, mut process) = (None, None, None, None);
         read_message(bytes, |key, reader| {
             match key {
+                b'e' => interval = Some(reader.u32("health interval")?),
+                b'o' => port = Some(reader.uint("health port")?),
+                b'p' => path = Some(read_probed(reader)?),
+                b'c' => process = Some(read_probed(reader)?),
                 b'k' => kind = Some(reader.uint("register answer")?),
                 b'w' => {
                     workloads = reader.list("workloads", REGISTER_WORKLOADS_MAX, ID_BYTES_MIN, |reader| {
@@ -280,6 +300,7 @@ impl RegisterAnswer {
             }
             Ok(())
         })?;
+        let health = health(interval, port, path, process)?;
         match required(kind, "register answer")? {
             REGISTERED if reason.is_none() && retryable.is_none() => {
                 let distinct: BTreeSet<&WorkloadId> = workloads.iter().collect();
@@ -287,9 +308,9 @@ impl RegisterAnswer {
                     return Err(DecodeError::Duplicate { item: "workload" });
                 }
                 let numbers = take_numbers(numbers, workloads.len(), "incarnations")?;
-                Ok(RegisterAnswer::Registered { incarnations: workloads.into_iter().zip(numbers).collect() })
+                Ok(RegisterAnswer::Registered { incarnations: workloads.into_iter().zip(numbers).collect(), health })
             }
-            REFUSED if workloads.is_empty() && numbers.is_empty() => Ok(RegisterAnswer::Refused {
+            REFUSED if workloads.is_empty() && numbers.is_empty() && health.is_none() => Ok(RegisterAnswer::Refused {
                 retryable: retryable.unwrap_or(false),
                 reason: required(reason, "reason")?.to_owned(),
             }),
@@ -297,4 +318,27 @@ impl RegisterAnswer {
             found => Err(DecodeError::Unknown { item: "register answer", found }),
         }
     }
+}
+
+fn read_probed(reader: &mut Reader) -> Result<String, DecodeError> {
+    let text = reader.text("health check", PROBE_BYTES_MAX)?;
+    if Probe::is_plain(text) { Ok(text.to_owned()) } else { Err(DecodeError::Malformed { item: "health check" }) }
+}
+
+fn health(
+    interval: Option<u32>,
+    port: Option<u64>,
+    path: Option<String>,
+    process: Option<String>,
+) -> Result<Option<HealthCheck>, DecodeError> {
+    let malformed = || DecodeError::Malformed { item: "health check" };
+    let port = port.map(|port| u16::try_from(port).ok().filter(|port| *port > 0).ok_or_else(malformed)).transpose()?;
+    let probe = match (port, path, process) {
+        (None, None, None) if interval.is_none() => return Ok(None),
+        (Some(port), None, None) => Probe::Tcp { port },
+        (Some(port), Some(path), None) if path.starts_with('/') => Probe::Http { port, path },
+        (None, None, Some(name)) => Probe::Process { name },
+        _ => return Err(malformed()),
+    };
+    Ok(Some(HealthCheck { probe, interval_seconds: interval.filter(|seconds| *seconds > 0).ok_or_else(malformed)? }))
 }

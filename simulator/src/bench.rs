@@ -1,19 +1,24 @@
 //! Benchmarks: one file each. Every one starts what it needs, measures, and cleans up; what it prints was measured in that run.
 
 mod agent;
-mod bus;
+pub(crate) mod bus;
 mod compile;
 mod control;
 mod control_raw;
 mod controller;
+mod e2e;
+mod e2e_commits;
+mod e2e_raw;
 mod enforce;
 mod fanout;
 mod fixture;
-mod fleet;
+pub(crate) mod fleet;
 mod join;
 mod packets;
-mod process;
+pub(crate) mod process;
+mod register;
 mod report;
+mod source;
 mod wire;
 
 use clap::Subcommand;
@@ -28,14 +33,20 @@ pub enum Bench {
     Control(control::Options),
     /// Bytes: of one member's join, as payload and as all a host's socket receives, and of snapshots.
     Wire,
+    /// Everything as it runs, with real agents: from an HTTP request to the kernel of a host, against the bus alone.
+    E2e(e2e::Options),
     /// A change's way into the kernel of a host: from its bytes to the committed transaction, against bare netlink.
     Enforce(agent::Options),
     /// One change of a group that all hosts use: until the last host has applied it, against a plain message of the same bytes.
     Fanout(fanout::Options),
     /// Many hosts come up at once: until the last has all its topics, against batched direct get of the same bytes.
     Join(join::Options),
+    /// A source of many groups read for the first time, when nothing is new, and when one group is.
+    Source(source::Options),
     /// Packets a second through the policy of a full host, against connection tracking alone and against iptables.
     Packets(agent::Options),
+    /// A fleet registers at once, and then lives: beats, leaves, comes back, vanishes. What it costs, and what is left behind.
+    Register(register::Options),
 }
 
 impl Bench {
@@ -43,11 +54,14 @@ impl Bench {
         match self {
             Bench::Compile => "compile",
             Bench::Control(_) => "control",
+            Bench::E2e(_) => "e2e",
             Bench::Enforce(_) => "enforce",
             Bench::Packets(_) => "packets",
+            Bench::Source(_) => "source",
             Bench::Wire => "wire",
             Bench::Fanout(_) => "fanout",
             Bench::Join(_) => "join",
+            Bench::Register(_) => "register",
         }
     }
 }
@@ -59,16 +73,19 @@ pub fn run(bench: &Bench) -> anyhow::Result<Report> {
         match bench {
             Bench::Compile => compile::run(),
             Bench::Control(options) => control::run(options).await,
+            Bench::E2e(options) => e2e::run(options).await,
             Bench::Enforce(options) => enforce::run(options),
             Bench::Packets(options) => packets::run(options),
+            Bench::Source(options) => source::run(options).await,
             Bench::Wire => wire::run().await,
             Bench::Fanout(options) => fanout::run(options).await,
             Bench::Join(options) => join::run(options).await,
+            Bench::Register(options) => register::run(options).await,
         }
     })
 }
 
 /// Says on stderr what is being done, for people who wait.
-fn say(words: impl std::fmt::Display) {
+pub(crate) fn say(words: impl std::fmt::Display) {
     eprintln!("{words}");
 }

@@ -83,6 +83,16 @@ impl<O: Observer> Host<O> {
         &self.reader
     }
 
+    /// The connection is gone: what was asked on it is not answered any more. What is held stays in force.
+    pub fn disconnected(&mut self) {
+        self.topics.clear();
+        self.sids.clear();
+        self.flushes.clear();
+        let now_ms = self.now_ms();
+        // Without a connection there is nothing to do but to wait for one.
+        self.reader.handle(Event::Disconnected, now_ms);
+    }
+
     fn now_ms(&self) -> u64 {
         self.born.elapsed().as_millis() as u64
     }

@@ -1,5 +1,10 @@
+use std::path::PathBuf;
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 use groupcast_simulator::bench::{self, Bench};
+use groupcast_simulator::fake::command as fake;
+use groupcast_simulator::{explore, fleet};
 
 /// Fleets of simulated hosts, faults and benchmarks for groupcast.
 #[derive(Parser)]
@@ -19,9 +24,20 @@ enum Command {
         #[arg(long, global = true)]
         json: bool,
     },
+    /// Serves what pretends to be a source, until it is told to end.
+    Fake {
+        #[command(subcommand)]
+        server: fake::Command,
+    },
+    /// Runs the pure cores through simulated worlds in which everything goes wrong, one for each seed; exits with 1 if one ends badly.
+    Explore(explore::Options),
+    /// Runs a fleet of hosts through a scenario; exits with 1 if a threshold is broken or something happened that must not.
+    Run(fleet::Options),
+    /// Sets two runs side by side: the folders that `--out` named, or their summary.json.
+    Compare { first: PathBuf, second: PathBuf },
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
     match Arguments::parse().command {
         Command::Bench { bench, json } => {
             let report = bench::run(&bench)?;
@@ -30,6 +46,18 @@ fn main() -> anyhow::Result<()> {
                 false => println!("{}", report.table()),
             }
         }
+        Command::Fake { server } => fake::run(&server)?,
+        Command::Run(options) => {
+            if !fleet::run(&options)? {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        Command::Compare { first, second } => println!("{}", fleet::compare(&first, &second)?),
+        Command::Explore(options) => {
+            if !explore::run(&options)? {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }

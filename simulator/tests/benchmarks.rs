@@ -58,6 +58,24 @@ fn join_measures_both_ways() {
     assert!(numbers(&results, names).into_iter().all(|found| found > 0.0), "{results}");
 }
 
+/// The binary is of another package, so it is where the build left it, or where one says.
+#[test]
+fn register_leaves_no_orphans() {
+    let beside = std::path::Path::new(env!("CARGO_BIN_EXE_groupcast-sim")).with_file_name("groupcast");
+    let path = std::env::var_os("GROUPCAST_BIN").map_or(beside, Into::into);
+    if !path.exists() {
+        eprintln!("not run: no groupcast at {}", path.display());
+        return;
+    }
+    let binary = path.display().to_string();
+    let results =
+        bench(&["register", "--hosts", "40", "--steady-seconds", "3", "--churn-percent", "100", "--groupcast", &binary]);
+    let names = ["all_registered_ms", "p99_ms", "peak_queue", "controller_rss_mb"];
+    assert!(numbers(&results, names).into_iter().all(|found| found > 0.0), "{results}");
+    numbers(&results, ["cpu_percent", "rss_growth_mb"]);
+    assert_eq!(results["orphans"], 0, "{results}");
+}
+
 /// The agent is of another package, so it is where the build left it, or where one says.
 fn agent() -> Option<std::path::PathBuf> {
     let beside = std::path::Path::new(env!("CARGO_BIN_EXE_groupcast-sim")).with_file_name("groupcast-agent");
@@ -119,4 +137,16 @@ fn a_table_goes_to_people() {
     let output = Command::new(env!("CARGO_BIN_EXE_groupcast-sim")).args(["bench", "wire"]).output().expect("groupcast-sim runs");
     let text = String::from_utf8(output.stdout).expect("text");
     assert!(text.contains("join_wire_bytes") && text.contains("≤ 420"), "{text}");
+}
+
+#[test]
+fn source_measures_polls_of_all_kinds() {
+    let results = bench(&["source", "--groups", "300", "--rounds", "3"]);
+    let names = ["full_sync_ms", "full_sync_unchanged_ms", "noop_poll_ms", "one_group_changed_ms", "rss_mb"];
+    assert!(numbers(&results, names).into_iter().all(|found| found > 0.0), "{results}");
+    // Requests do not depend on the machine.
+    assert_eq!(
+        (&results["groups"], &results["noop_requests"], &results["full_sync_changes"]),
+        (&300.into(), &1.into(), &1.into())
+    );
 }

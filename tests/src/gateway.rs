@@ -28,6 +28,23 @@ pub fn scratch(what: &str) -> PathBuf {
     std::env::temp_dir().join(format!("groupcast-test-{}-{number}-{what}", std::process::id()))
 }
 
+/// A folder that nobody else uses, gone with its value.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new(what: &str) -> Self {
+        let path = scratch(what);
+        std::fs::create_dir_all(&path).expect("made");
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 impl Gateway {
     pub async fn start(url: &str, more: &[&str]) -> Self {
         let log = scratch("gateway.log");
@@ -189,10 +206,15 @@ pub struct User {
 
 impl User {
     pub async fn new(gateway: &Gateway, token: &str) -> Self {
+        Self::of(gateway.url(), token).await
+    }
+
+    /// Of a gateway at this address.
+    pub async fn of(base: String, token: &str) -> Self {
         // The first test of a process installs it for all.
         let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let http = Client::builder().no_proxy().timeout(Duration::from_secs(120)).build().expect("a client");
-        let mut user = Self { http, base: gateway.url(), token: token.to_owned(), described: Described::default() };
+        let mut user = Self { http, base, token: token.to_owned(), described: Described::default() };
         let document = user.send("GET", "/openapi.json", &[], None).await.expect("an answer");
         user.described = Described::read(&document.body);
         user.ready().await;

@@ -51,6 +51,7 @@ async fn what_the_template_allows_is_claimed_and_becomes_policy() {
     plane.ready().await;
     plane.leader().await;
     let (h1, h2): (HostId, HostId) = ("h1".parse().unwrap(), "h2".parse().unwrap());
+    groupcast_tests::enrolled::grant(&plane, &["h1", "h2"]).await;
     let refused = register(&plane, &h1, "shop", 5).await;
     assert!(
         matches!(&refused, RegisterAnswer::Refused { retryable: true, reason } if reason.contains("create it")),
@@ -63,9 +64,8 @@ async fn what_the_template_allows_is_claimed_and_becomes_policy() {
     let writes = vec![Write::put(Document::Template(Arc::new(template)), Expected::Absent)];
     let change = Change { author: "test".into(), reason: String::new(), key: None, writes };
     plane.catalog.write(&change, None).await.expect("written");
-
     let answer = register(&plane, &h1, "shop", 5).await;
-    assert!(matches!(&answer, RegisterAnswer::Registered { incarnations } if incarnations[0].1 == 1), "{answer:?}");
+    assert!(matches!(&answer, RegisterAnswer::Registered { incarnations, .. } if incarnations[0].1 == 1), "{answer:?}");
     // The address is taken; one outside of what the template allows is nobody's.
     let taken = register(&plane, &h2, "shop", 5).await;
     assert!(matches!(&taken, RegisterAnswer::Refused { retryable: true, .. }), "{taken:?}");

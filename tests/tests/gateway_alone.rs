@@ -1,12 +1,12 @@
 //! TLS with certificates that change, and everything on one machine.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use groupcast_tests::World;
 use groupcast_tests::control::binary;
-use groupcast_tests::gateway::{Gateway, groupcast, scratch};
+use groupcast_tests::gateway::{Folder, Gateway, groupcast};
 use groupcast_tests::world::{DEADLINE, eventually};
 use reqwest::{Certificate, Client};
 
@@ -22,23 +22,9 @@ fn trusting(certificate: Certificate) -> Client {
     Client::builder().no_proxy().tls_certs_only([certificate]).timeout(Duration::from_secs(10)).build().expect("a client")
 }
 
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn folder() -> Folder {
-    let path = scratch("alone");
-    std::fs::create_dir_all(&path).expect("made");
-    Folder(path)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_is_read_again_when_it_changes() {
-    let (bus, folder) = (World::one().await, folder());
+    let (bus, folder) = (World::one().await, Folder::new("alone"));
     let first = trusting(certificate(&folder.0));
     let path = |name: &str| folder.0.join(name).display().to_string();
     let gateway = Gateway::start(&bus.url(0), &["--api-certificate", &path("cert.pem"), "--api-key", &path("key.pem")]).await;
@@ -95,7 +81,7 @@ fn eventually_runs(arguments: &[&str], environment: &[(&str, &str)], log: &Path)
 
 #[test]
 fn one_command_runs_everything_and_again_after_a_crash() {
-    let folder = folder();
+    let folder = Folder::new("alone");
     let data = folder.0.join("data");
     let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
     let (url, token) = (format!("http://127.0.0.1:{port}"), data.join("token").display().to_string());

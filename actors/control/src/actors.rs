@@ -6,7 +6,10 @@ pub mod convergence;
 pub mod fanout;
 pub mod follower;
 pub mod leadership;
+pub mod liveness;
+pub mod reaper;
 pub mod registrar;
+pub mod source;
 
 use std::time::Duration;
 

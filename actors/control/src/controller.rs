@@ -8,8 +8,9 @@ use actix::prelude::*;
 use async_nats::Client;
 use groupcast_bus_config::accounts::Role;
 use groupcast_bus_config::{connect, streams, subjects};
-use groupcast_policy::ids::HostId;
+use groupcast_policy::ids::{HostId, SourceId, TemplateId};
 use groupcast_policy::model::World;
+pub use groupcast_topics::convergence::Standing;
 use groupcast_topics::nats::{Compile, NodeHandle, spawn_node};
 use groupcast_topics::node;
 use tokio::sync::{broadcast, oneshot};
@@ -20,11 +21,17 @@ use crate::actors::convergence::{AskProgress, AskSpan, ConvergenceActor, Converg
 use crate::actors::fanout::Fanout;
 use crate::actors::follower::Follower;
 use crate::actors::leadership::{Leadership, LookAtNode, NodeView};
+use crate::actors::liveness::{AskHosts, Confirm, Liveness, LivenessView, LookAtLiveness, ShownHost};
+use crate::actors::reaper::{Expel, Reaper};
 use crate::actors::registrar::Registrar;
+use crate::actors::source::SourceActor;
 use crate::log::Log;
 use crate::mirror::Origin;
 use crate::names;
 use crate::progress::Progress;
+use crate::registration;
+use crate::source::config::Source;
+use crate::source::service::Sources;
 use crate::stage::View;
 use crate::watchdog::{Dead, Watchdog};
 
@@ -45,6 +52,9 @@ pub struct Settings {
     /// Whether it may lead.
     pub candidate: bool,
     pub reconnect_delay_max: Duration,
+    /// What is polled while it leads.
+    pub sources: Vec<Source>,
+    pub registration: registration::settings::Settings,
 }
 
 impl Settings {
@@ -58,6 +68,8 @@ impl Settings {
             lease: Duration::from_secs(3),
             candidate: true,
             reconnect_delay_max: connect::RECONNECT_DELAY_MAX,
+            sources: Vec::new(),
+            registration: registration::settings::Settings::default(),
         }
     }
 
@@ -89,6 +101,7 @@ pub struct Status {
     pub compiler: View,
     pub node: NodeView,
     pub convergence: ConvergenceView,
+    pub liveness: LivenessView,
 }
 
 impl Status {
@@ -102,6 +115,8 @@ pub struct Controller {
     compiler: Addr<CompilerActor>,
     convergence: Addr<ConvergenceActor>,
     leadership: Addr<Leadership>,
+    liveness: Addr<Liveness>,
+    reaper: Addr<Reaper>,
     watchdog: Watchdog,
     node: Arc<NodeHandle>,
     clients: [Client; 2],
@@ -145,6 +160,16 @@ impl Controller {
             let (client, runtime) = (follow.clone(), runtime.clone());
             Supervisor::start(move |_| Registrar::new(client, runtime))
         };
+        let reaper = {
+            let client = follow.clone();
+            Supervisor::start(move |_| Reaper::new(client))
+        };
+        let liveness = {
+            // A connection of its own, without the streams' traffic: what hosts say must not wait.
+            let (own, options, leading) = (settings.registration, settings.options(), node.leading());
+            let (reaper, client, runtime) = (reaper.clone().recipient(), follow.clone(), runtime.clone());
+            Supervisor::start(move |_| Liveness::new(own, options, leading, reaper, client, runtime))
+        };
         let leadership = Leadership::new(node.clone(), compiler.clone().recipient()).start();
         let neighbours = Neighbours {
             digests: leadership.clone().recipient(),
@@ -158,16 +183,23 @@ impl Controller {
             let (client, next, runtime) = (follow.clone(), compiler.clone().recipient(), runtime.clone());
             Supervisor::start(move |_| Follower::new(origin, client, next, clock, runtime))
         });
-        let watchdog = Watchdog::default()
+        let sources = sources(&settings, &follow, &node, &runtime);
+        runtime.spawn(Sources::new(sources.clone()).serve(follow.clone(), node.leading()));
+        let mut watchdog = Watchdog::default()
             .watch("compiler", compiler.clone().recipient())
             .watch("convergence", convergence.clone().recipient())
             .watch("leadership", leadership.clone().recipient())
             .watch("fanout", fanout.recipient())
             .watch("registrar", registrar.recipient())
+            .watch("liveness", liveness.clone().recipient())
+            .watch("reaper", reaper.clone().recipient())
             .watch("follower of the catalogue", catalog.recipient())
             .watch("follower of the registry", registry.recipient());
+        for (_, source) in sources {
+            watchdog = watchdog.watch("source", source.recipient());
+        }
         let clients = [topics, follow];
-        Ok(Self { compiler, convergence, leadership, watchdog, node, clients, thread })
+        Ok(Self { compiler, convergence, leadership, liveness, reaper, watchdog, node, clients, thread })
     }
 
     pub async fn status(&self) -> Result<Status, Error> {
@@ -176,6 +208,7 @@ impl Controller {
         let node = node.ok_or(dead("topics"))?;
         let convergence = self.convergence.send(LookAtConvergence).await.map_err(|_| dead("convergence"))?;
         let convergence = convergence.ok_or(dead("topics"))?;
+        let liveness = self.liveness.send(LookAtLiveness).await.map_err(|_| dead("liveness"))?;
         for (client, name) in self.clients.iter().zip(["topics", "follow"]) {
             let counted = client.statistics();
             let (sent, received) = (counted.out_bytes.load(Relaxed), counted.in_bytes.load(Relaxed));
@@ -183,7 +216,7 @@ impl Controller {
             metrics::counter!(names::BUS_RECEIVED_BYTES, "connection" => name).absolute(received);
         }
         metrics::gauge!(names::PUBLISHED_TOPICS).set(node.topics as f64);
-        Ok(Status { compiler, node, convergence })
+        Ok(Status { compiler, node, convergence, liveness })
     }
 
     /// Fails when an actor does not answer any more.
@@ -200,9 +233,33 @@ impl Controller {
         self.convergence.send(AskSpan(change)).await.map_err(|_| dead("convergence"))
     }
 
+    /// What these hosts do, of those that were heard of.
+    pub async fn standings(&self, hosts: Vec<HostId>) -> Result<Vec<(HostId, Standing)>, Error> {
+        let look = self.node.inspect(move |node, convergence| {
+            let now_ms = node.now_ms();
+            hosts.into_iter().filter_map(|host| convergence.standing(&host, now_ms).map(|standing| (host, standing))).collect()
+        });
+        look.await.ok_or(dead("topics"))
+    }
+
     /// The progress of every change that moves from now on.
     pub async fn watch(&self) -> Result<broadcast::Receiver<Arc<Progress>>, Error> {
         self.convergence.send(Watch).await.map_err(|_| dead("convergence"))
+    }
+
+    /// How these hosts are; `None` from a controller that does not lead.
+    pub async fn hosts(&self, hosts: Vec<HostId>) -> Result<Option<Vec<ShownHost>>, Error> {
+        self.liveness.send(AskHosts(hosts)).await.map_err(|_| dead("liveness"))
+    }
+
+    /// The silent hosts of a template are gone for good; whether this controller could act on it.
+    pub async fn confirm(&self, template: TemplateId) -> Result<bool, Error> {
+        self.liveness.send(Confirm(template)).await.map_err(|_| dead("liveness"))
+    }
+
+    /// Takes a host away with all it has enrolled; how many workloads went, or why none could.
+    pub async fn expel(&self, host: HostId, by: String) -> Result<Result<usize, String>, Error> {
+        self.reaper.send(Expel { host, by }).await.map_err(|_| dead("reaper"))
     }
 
     /// The desired state as it was read.
@@ -222,6 +279,20 @@ impl Drop for Controller {
     fn drop(&mut self) {
         self.thread.stop();
     }
+}
+
+fn sources(
+    settings: &Settings,
+    client: &Client,
+    node: &NodeHandle,
+    runtime: &tokio::runtime::Handle,
+) -> Vec<(SourceId, Addr<SourceActor>)> {
+    let start = |config: &Source| {
+        let (config, client, leading, runtime) = (config.clone(), client.clone(), node.leading(), runtime.clone());
+        let id = config.id().clone();
+        (id, Supervisor::start(move |_| SourceActor::new(&config, &client, leading, runtime, seed())))
+    };
+    settings.sources.iter().map(start).collect()
 }
 
 /// What the node asks for when no copy of what was published exists: everything that is in the streams at that moment, compiled.

@@ -153,13 +153,48 @@ pub struct HostEntry {
     pub host: String,
     /// (network, workload), sorted.
     pub workloads: Vec<(String, String)>,
+    /// Nothing for a host that only a source speaks of: nobody expects to hear from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enrolled: Option<Enrolled>,
+}
+
+/// A host that enrolled itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Enrolled {
+    /// Which boot of the machine this is, in hexadecimal: readers of JSON elsewhere take numbers for floating ones.
+    pub boot: String,
+    /// What it enrolled with, sorted.
+    pub templates: Vec<String>,
+    /// Not heard of for a lease.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspect: bool,
+}
+
+/// Why a host was last refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RefusalRecord {
+    pub host: String,
+    pub reason: String,
+}
+
+/// That nothing of a template is deleted at present.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuardRecord {
+    pub template: String,
+    /// Hosts that fell silent.
+    pub missing: u64,
+    /// Of so many.
+    pub hosts: u64,
 }
 
 impl HostEntry {
     pub fn new(host: &HostId, workloads: impl IntoIterator<Item = (NetworkId, WorkloadId)>) -> Self {
         let mut workloads: Vec<_> = workloads.into_iter().map(|(network, id)| (network.to_string(), id.to_string())).collect();
         workloads.sort();
-        Self { host: host.to_string(), workloads }
+        Self { host: host.to_string(), workloads, enrolled: None }
     }
 }
 

@@ -6,9 +6,10 @@
 //! - [`mirror`]: what the streams say, as events for the compiler; the last good version of what cannot be read
 //! - [`compiled`], [`outbox`], [`stage`]: compiling, comparing, merging what waits
 //! - [`progress`]: which hosts have which change in force, kept by `groupcast-topics`
-//! - [`admit`]: what a host may register
+//! - [`registration`]: what a host may register, how long silence is forgiven, and when too many are silent at once
 //! - [`estimate`]: whether a change can be published, known before it is written
 //!
+//! - [`source`]: what other systems say, compared with what they own
 //! - [`names`]: the names of all metrics
 //!
 //! On the bus: [`log`], a stream read from its leader and written by compare-and-swap; [`catalog`] and [`registry`], the clients that
@@ -16,7 +17,6 @@
 //! together, watched over by [`watchdog`].
 
 pub mod actors;
-pub mod admit;
 pub mod assemble;
 pub mod catalog;
 pub mod change;
@@ -29,8 +29,11 @@ pub mod log;
 pub mod mirror;
 pub mod names;
 pub mod outbox;
+pub mod place;
 pub mod pressure;
 pub mod progress;
+pub mod registration;
 pub mod registry;
+pub mod source;
 pub mod stage;
 pub mod watchdog;

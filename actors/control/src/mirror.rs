@@ -67,7 +67,9 @@ impl Item {
                 Ok(workload) => Self::Workload { network, id, revision, workload: workload.map(Arc::new) },
                 Err(refused) => Self::Refused(refused),
             },
-            Some(RegistryKey::Address(..) | RegistryKey::Host(_)) => Self::Nothing,
+            Some(RegistryKey::Address(..) | RegistryKey::Host(_) | RegistryKey::Refusal(_) | RegistryKey::Guard(_)) => {
+                Self::Nothing
+            }
             None => {
                 let why = "its subject is none of the registry's".to_owned();
                 Self::Refused(Refused { name: shown(subject), why })

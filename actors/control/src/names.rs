@@ -28,6 +28,22 @@ pub const CHANGES_UNFINISHED: &str = "groupcast_changes_unfinished";
 pub const LEADING: &str = "groupcast_leading";
 pub const TERM: &str = "groupcast_term";
 pub const REGISTRATIONS_REFUSED: &str = "groupcast_registrations_refused_total";
+pub const SOURCE_POLLS: &str = "groupcast_source_polls_total";
+pub const SOURCE_POLL_SECONDS: &str = "groupcast_source_poll_seconds";
+pub const SOURCE_LAG_SECONDS: &str = "groupcast_source_lag_seconds";
+pub const SOURCE_GROUPS: &str = "groupcast_source_groups";
+pub const SOURCE_WORKLOADS: &str = "groupcast_source_workloads";
+pub const SOURCE_MALFORMED: &str = "groupcast_source_malformed_items";
+pub const SOURCE_HELD_BACK: &str = "groupcast_source_held_back_deletions";
+pub const REGISTRATIONS: &str = "groupcast_registrations_total";
+pub const REGISTRATIONS_ENDED: &str = "groupcast_registrations_ended_total";
+pub const REGISTER_SECONDS: &str = "groupcast_register_seconds";
+pub const REGISTERED_HOSTS: &str = "groupcast_registered_hosts";
+pub const SUSPECT_HOSTS: &str = "groupcast_suspect_hosts";
+pub const FROZEN_TEMPLATES: &str = "groupcast_registrations_frozen_templates";
+pub const FROZEN_TOTAL: &str = "groupcast_registrations_frozen_total";
+pub const HEALTH_CHANGES: &str = "groupcast_health_changes_total";
+pub const BEATS: &str = "groupcast_beats_total";
 pub const BUS_SENT_BYTES: &str = "groupcast_bus_sent_bytes_total";
 pub const BUS_RECEIVED_BYTES: &str = "groupcast_bus_received_bytes_total";
 
@@ -66,6 +82,22 @@ const ALL: &[(&str, Kind, Unit, &str)] = &[
     (LEADING, Gauge, Unit::Count, "1 while this controller leads"),
     (TERM, Gauge, Unit::Count, "The last term in which this controller led"),
     (REGISTRATIONS_REFUSED, Counter, Unit::Count, "Registrations that were refused"),
+    (SOURCE_POLLS, Counter, Unit::Count, "Polls of a source, by what came of them"),
+    (SOURCE_POLL_SECONDS, Histogram, Unit::Seconds, "Time from the beginning of a poll until what it found is written"),
+    (SOURCE_LAG_SECONDS, Gauge, Unit::Seconds, "How long ago the last successful poll began; -1 before the first"),
+    (SOURCE_GROUPS, Gauge, Unit::Count, "Groups that a source owns"),
+    (SOURCE_WORKLOADS, Gauge, Unit::Count, "Workloads that a source has placed"),
+    (SOURCE_MALFORMED, Gauge, Unit::Count, "Items of a source that cannot be read; their last good version is in force"),
+    (SOURCE_HELD_BACK, Gauge, Unit::Count, "Deletions of a source that are held back"),
+    (REGISTRATIONS, Counter, Unit::Count, "Registrations that were taken"),
+    (REGISTRATIONS_ENDED, Counter, Unit::Count, "Registrations that ended, by cause"),
+    (REGISTER_SECONDS, Histogram, Unit::Seconds, "Time to answer a host that registers"),
+    (REGISTERED_HOSTS, Gauge, Unit::Count, "Hosts that have enrolled themselves"),
+    (SUSPECT_HOSTS, Gauge, Unit::Count, "Hosts that have been silent for a lease"),
+    (FROZEN_TEMPLATES, Gauge, Unit::Count, "Templates of which nothing is deleted because too many hosts are silent at once"),
+    (FROZEN_TOTAL, Counter, Unit::Count, "How often deletions were frozen"),
+    (HEALTH_CHANGES, Counter, Unit::Count, "Workloads that became well or unwell"),
+    (BEATS, Counter, Unit::Count, "Beats of hosts that were heard"),
     (BUS_SENT_BYTES, Counter, Unit::Bytes, "Sent to the bus"),
     (BUS_RECEIVED_BYTES, Counter, Unit::Bytes, "Received from the bus"),
 ];
@@ -79,7 +111,7 @@ pub fn describe() {
             Histogram => metrics::describe_histogram!(*name, *unit, *words),
         }
     }
-    for seldom in [REFUSED_TOTAL, PUBLISH_REFUSED, PUBLISH_TORN, REGISTRATIONS_REFUSED] {
+    for seldom in [REFUSED_TOTAL, PUBLISH_REFUSED, PUBLISH_TORN, REGISTRATIONS_REFUSED, FROZEN_TOTAL] {
         metrics::counter!(seldom).absolute(0);
     }
 }

@@ -1,23 +1,25 @@
 //! The client that writes REGISTRY, for the registrar and for sources that know placements.
 //!
 //! A host, its workloads and the claims on their addresses are written in one batch, each by compare-and-swap: no two workloads on one
-//! network ever hold one address, and no address is held by a workload that is not there.
+//! network ever hold one address, and no address is held by a workload that is not there. Every message says why it was written, and
+//! AUDIT keeps it.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod plan;
+
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use async_nats::{Client, HeaderMap};
-use futures::StreamExt;
+use async_nats::Client;
 use groupcast_bus_config::subjects::RegistryKey;
-use groupcast_policy::ids::{HostId, NetworkId, WorkloadId};
+use groupcast_messages::HealthReport;
+use groupcast_policy::ids::{HostId, NetworkId, TemplateId, WorkloadId};
 use groupcast_policy::model::Workload;
 use groupcast_topics::BATCH_MESSAGES_MAX;
 
-use crate::document::{
-    Claim, DOCUMENT_BYTES_MAX, HostEntry, Refused, decode_record, decode_workload, encode_record, encode_workload,
-};
-use crate::log::{Entry, Log, NoAnswer, Outcome, Outgoing, TIME_TO_LIVE};
+use self::plan::{Order, Pending, Plan, Wanted, listed};
+use crate::document::{DOCUMENT_BYTES_MAX, GuardRecord, RefusalRecord, Refused, encode_record};
+use crate::log::{Log, NoAnswer, Outcome};
 
 /// How long the trace of something removed stays. Whoever follows and was cut off for longer reads everything again.
 pub const TRACE_KEPT: Duration = Duration::from_secs(24 * 3600);
@@ -27,6 +29,40 @@ pub const ATTEMPTS_MAX: u32 = 20;
 const READS_AT_ONCE: usize = 64;
 /// On the trace of a workload: the life that ended.
 const INCARNATION: &str = "Gc-Incarnation";
+/// On a workload that a host enrolled: the boot of the machine in which it lives. Another boot is another life.
+const BOOT: &str = "Gc-Boot";
+/// On every message: why it was written.
+pub const CAUSE: &str = "Gc-Cause";
+/// Longest cause in bytes; a longer one is cut.
+pub const CAUSE_BYTES_MAX: usize = 256;
+
+/// A boot as it is stored.
+pub fn boot_text(boot: u64) -> String {
+    format!("{boot:016x}")
+}
+
+/// Text that a header can carry.
+fn plain(text: &str) -> String {
+    let mut plain: String = text.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect();
+    plain.truncate(CAUSE_BYTES_MAX);
+    plain
+}
+
+/// How a host enrols itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Enrolment {
+    pub boot: u64,
+    /// Nothing for a host that enrols without workloads.
+    pub template: Option<String>,
+}
+
+/// What became of something that was to be done only if nobody else had written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    Done,
+    /// The entry is another by now, or gone.
+    Spared,
+}
 
 /// What to do about a workload or an address that is alive elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +88,8 @@ pub enum Error {
     AliveElsewhere { workload: WorkloadId, network: NetworkId, host: HostId },
     #[error("workload {workload} is to be on host {named}, but host {host} registers it: register it there")]
     OtherHost { workload: WorkloadId, named: HostId, host: HostId },
+    #[error("this boot of host {host} was overtaken by a later one: nothing is removed")]
+    Overtaken { host: HostId },
     #[error("workload {workload} is named twice: name it once")]
     Twice { workload: WorkloadId },
     #[error("address {address} on network {network} is given to two workloads, {one} and {other}: give it to one")]
@@ -84,271 +122,145 @@ impl Registry {
 
     /// Registers these workloads of the host beside those it has. Repeating it changes nothing and writes nothing.
     pub async fn register(&self, host: &HostId, workloads: &[Workload], elsewhere: Elsewhere) -> Result<Registered, Error> {
-        self.write(&Order::Register(Wanted::new(host, workloads)?, elsewhere)).await
+        self.write(&Order::Register(Wanted::new(host, workloads)?, elsewhere), "registered by a source").await
     }
 
-    /// Removes workloads of a host; those that are not there or live elsewhere are left alone.
-    pub async fn remove(&self, host: &HostId, workloads: &[(NetworkId, WorkloadId)]) -> Result<Registered, Error> {
-        self.write(&Order::Remove(host, workloads)).await
+    /// The host enrols itself with these workloads, beside those it has from the same boot. What is left of an earlier one goes.
+    pub async fn enrol(&self, host: &HostId, enrolment: &Enrolment, workloads: &[Workload]) -> Result<Registered, Error> {
+        let wanted = Wanted { enrolment: Some(enrolment), ..Wanted::new(host, workloads)? };
+        self.write(&Order::Register(wanted, Elsewhere::Refuse), "enrolled by its host").await
     }
 
-    /// Removes a host with everything it has registered.
-    pub async fn deregister(&self, host: &HostId) -> Result<Registered, Error> {
-        self.write(&Order::Leave(host)).await
+    /// The host ends some of its workloads, or says farewell. One that was overtaken by a later boot ends nothing.
+    pub async fn end(
+        &self,
+        host: &HostId,
+        boot: u64,
+        workloads: Option<&[(NetworkId, WorkloadId)]>,
+    ) -> Result<Registered, Error> {
+        match workloads {
+            Some(workloads) => self.write(&Order::End(host, boot, workloads), "removed by its host").await,
+            None => self.write(&Order::Farewell(host, boot), "its host left").await,
+        }
     }
 
-    /// Plans against what is there, writes, and plans again if somebody else was faster.
-    async fn write(&self, order: &Order<'_>) -> Result<Registered, Error> {
+    /// What the host found its workloads to be; the life that was looked at must be the one that is there. How many were changed.
+    pub async fn health(&self, host: &HostId, reports: &[HealthReport]) -> Result<usize, Error> {
         for _ in 0..ATTEMPTS_MAX {
-            let mut plan = Plan { log: self.log.clone(), found: BTreeMap::new(), writes: BTreeMap::new() };
-            let incarnations = match order {
-                Order::Register(wanted, elsewhere) => plan.register(wanted, *elsewhere).await?,
-                Order::Remove(host, workloads) => plan.remove(host, workloads, false).await?,
-                Order::Leave(host) => {
-                    let entry = plan.host(host).await?;
-                    let parsed = |(network, id): &(String, String)| Some((network.parse().ok()?, id.parse().ok()?));
-                    let workloads: Vec<_> = entry.workloads.iter().filter_map(parsed).collect();
-                    plan.remove(host, &workloads, true).await?
-                }
-            };
-            let (messages, unchanged_at) = plan.messages()?;
-            if messages.is_empty() {
-                return Ok(Registered { sequence: unchanged_at, incarnations });
-            }
-            match self.log.write(&messages).await {
-                Outcome::Committed(sequence) => return Ok(Registered { sequence, incarnations }),
-                Outcome::Conflict => {}
-                Outcome::Refused(reason) => return Err(Error::Refused(reason)),
-                Outcome::Unknown(reason) => return Err(Error::Unknown(reason)),
+            let mut plan = self.plan();
+            let changed = plan.health(host, reports).await?;
+            match self.carry_out(plan, "health reported by its host").await? {
+                Some(_) => return Ok(changed),
+                None => continue,
             }
         }
         Err(Error::Busy)
     }
-}
 
-enum Order<'a> {
-    Register(Wanted<'a>, Elsewhere),
-    Remove(&'a HostId, &'a [(NetworkId, WorkloadId)]),
-    Leave(&'a HostId),
-}
+    /// Marks a host that enrolled itself, if its entry is still the one at this sequence.
+    pub async fn mark(&self, host: &HostId, sequence: u64, suspect: bool, cause: &str) -> Result<Fate, Error> {
+        let mut plan = self.plan();
+        let Some(mut entry) = plan.pinned(host, sequence).await? else { return Ok(Fate::Spared) };
+        let Some(enrolled) = &mut entry.enrolled else { return Ok(Fate::Spared) };
+        enrolled.suspect = suspect;
+        plan.put(RegistryKey::Host(host.clone()), encode_record(&entry));
+        Ok(self.carry_out(plan, cause).await?.map_or(Fate::Spared, |_| Fate::Done))
+    }
 
-/// What is asked for, checked by itself.
-struct Wanted<'a> {
-    host: &'a HostId,
-    workloads: &'a [Workload],
-    /// Who is to hold which address.
-    claims: BTreeMap<(NetworkId, IpAddr), &'a WorkloadId>,
-}
+    /// Removes what a host has enrolled, if its entry is still the one at this sequence.
+    pub async fn reap(&self, host: &HostId, sequence: u64, cause: &str) -> Result<Fate, Error> {
+        let mut plan = self.plan();
+        if plan.pinned(host, sequence).await?.is_none() {
+            return Ok(Fate::Spared);
+        }
+        plan.forget(host).await?;
+        Ok(self.carry_out(plan, cause).await?.map_or(Fate::Spared, |_| Fate::Done))
+    }
 
-/// The single addresses of a workload. Wider prefixes are routes, not addresses, and are not claimed.
-fn addresses(workload: &Workload) -> impl Iterator<Item = IpAddr> + '_ {
-    workload.addresses.iter().filter(|prefix| prefix.is_host()).map(|prefix| prefix.net().addr())
-}
+    /// Removes what a host has enrolled, because an operator says so.
+    pub async fn expel(&self, host: &HostId, cause: &str) -> Result<Registered, Error> {
+        self.write(&Order::Forget(host), cause).await
+    }
 
-impl<'a> Wanted<'a> {
-    fn new(host: &'a HostId, workloads: &'a [Workload]) -> Result<Self, Error> {
-        let (mut names, mut claims) = (BTreeSet::new(), BTreeMap::new());
-        for workload in workloads {
-            if workload.host != *host {
-                let (workload, named) = (workload.id.clone(), workload.host.clone());
-                return Err(Error::OtherHost { workload, named, host: host.clone() });
-            }
-            if !names.insert(&workload.id) {
-                return Err(Error::Twice { workload: workload.id.clone() });
-            }
-            for address in addresses(workload) {
-                let network = workload.network.clone();
-                if let Some(other) = claims.insert((network.clone(), address), &workload.id) {
-                    return Err(Error::SharedAddress { address, network, one: other.clone(), other: workload.id.clone() });
-                }
+    /// Writes down why a host was refused; the same words twice are written once.
+    pub async fn refused(&self, host: &HostId, reason: &str) -> Result<(), Error> {
+        let record = RefusalRecord { host: host.to_string(), reason: plain(reason) };
+        self.note(RegistryKey::Refusal(host.clone()), encode_record(&record), "refused").await
+    }
+
+    /// Writes down that nothing of a template is deleted, or that it is again.
+    pub async fn guarded(&self, template: &TemplateId, record: Option<&GuardRecord>, cause: &str) -> Result<(), Error> {
+        let payload = record.map(encode_record).unwrap_or_default();
+        self.note(RegistryKey::Guard(template.clone()), payload, cause).await
+    }
+
+    async fn note(&self, key: RegistryKey, payload: Vec<u8>, cause: &str) -> Result<(), Error> {
+        for _ in 0..ATTEMPTS_MAX {
+            let mut plan = self.plan();
+            plan.look_up([key.clone()]).await?;
+            plan.writes.insert(key.clone(), Pending { payload: payload.clone(), ..Pending::default() });
+            if self.carry_out(plan, cause).await?.is_some() {
+                return Ok(());
             }
         }
-        Ok(Self { host, workloads, claims })
+        Err(Error::Busy)
     }
-}
 
-/// What is there, and what is to be written, entry by entry.
-struct Plan {
-    log: Log,
-    found: BTreeMap<RegistryKey, Option<Entry>>,
-    /// `None` removes; the number is the life that ends.
-    writes: BTreeMap<RegistryKey, (Option<Vec<u8>>, u64)>,
-}
+    fn plan(&self) -> Plan {
+        Plan { log: self.log.clone(), found: BTreeMap::new(), writes: BTreeMap::new(), presumes: false }
+    }
 
-impl Plan {
-    async fn look_up(&mut self, keys: impl IntoIterator<Item = RegistryKey>) -> Result<(), Error> {
-        let unknown: Vec<RegistryKey> = keys.into_iter().filter(|key| !self.found.contains_key(key)).collect();
-        let log = &self.log;
-        let read = |key: RegistryKey| async move {
-            let entry = log.last(&key.subject()).await;
-            (key, entry)
-        };
-        let mut answers = futures::stream::iter(unknown.into_iter().map(read)).buffered(READS_AT_ONCE);
-        let mut found = Vec::new();
-        while let Some((key, entry)) = answers.next().await {
-            found.push((key, entry?));
+    /// The sequence after which it holds; `None` if somebody else was faster.
+    async fn carry_out(&self, plan: Plan, cause: &str) -> Result<Option<u64>, Error> {
+        let (messages, unchanged_at) = plan.messages(cause)?;
+        if messages.is_empty() {
+            return Ok(Some(unchanged_at));
         }
-        drop(answers);
-        self.found.extend(found);
-        Ok(())
+        match self.log.write(&messages).await {
+            Outcome::Committed(sequence) => Ok(Some(sequence)),
+            Outcome::Conflict => Ok(None),
+            Outcome::Refused(reason) => Err(Error::Refused(reason)),
+            Outcome::Unknown(reason) => Err(Error::Unknown(reason)),
+        }
     }
 
-    fn payload(&self, key: &RegistryKey) -> Option<&[u8]> {
-        self.found.get(key)?.as_ref().map(|entry| entry.payload.as_ref()).filter(|payload| !payload.is_empty())
+    /// Removes workloads of a host; those that are not there or live elsewhere are left alone.
+    pub async fn remove(&self, host: &HostId, workloads: &[(NetworkId, WorkloadId)]) -> Result<Registered, Error> {
+        self.write(&Order::Remove(host, workloads), "removed by a source").await
     }
 
-    fn workload(&self, network: &NetworkId, id: &WorkloadId) -> Result<Option<Workload>, Error> {
-        let key = RegistryKey::Workload(network.clone(), id.clone());
-        Ok(decode_workload(network, id, self.payload(&key).unwrap_or_default())?)
+    /// Removes a host with everything it has registered.
+    pub async fn deregister(&self, host: &HostId) -> Result<Registered, Error> {
+        self.write(&Order::Leave(host), "its host was removed").await
     }
 
-    /// The last life of a workload that is not there any more.
-    fn last_incarnation(&self, network: &NetworkId, id: &WorkloadId) -> u64 {
-        let key = RegistryKey::Workload(network.clone(), id.clone());
-        let entry = self.found.get(&key).and_then(Option::as_ref);
-        entry.and_then(|entry| entry.header(INCARNATION)).and_then(|text| text.parse().ok()).unwrap_or(0)
-    }
-
-    /// Who holds the address. A claim that cannot be read holds it for somebody unknown: it is not given away.
-    fn claim(&self, network: &NetworkId, address: IpAddr) -> Option<Claim> {
-        let unknown = || Claim { workload: "unknown".to_owned(), host: "unknown".to_owned() };
-        let payload = self.payload(&RegistryKey::Address(network.clone(), address))?;
-        Some(decode_record(payload).unwrap_or_else(|_| unknown()))
-    }
-
-    async fn host(&mut self, host: &HostId) -> Result<HostEntry, Error> {
-        let key = RegistryKey::Host(host.clone());
-        self.look_up([key.clone()]).await?;
-        let nothing = || HostEntry::new(host, []);
-        Ok(self.payload(&key).and_then(|payload| decode_record(payload).ok()).unwrap_or_else(nothing))
-    }
-
-    async fn register(&mut self, wanted: &Wanted<'_>, elsewhere: Elsewhere) -> Result<Vec<(WorkloadId, u64)>, Error> {
-        let mut entry = self.host(wanted.host).await?;
-        let keys = wanted.workloads.iter().map(|w| RegistryKey::Workload(w.network.clone(), w.id.clone()));
-        let claims = wanted.claims.keys().map(|(network, address)| RegistryKey::Address(network.clone(), *address));
-        self.look_up(keys.chain(claims)).await?;
-        let mut incarnations = Vec::with_capacity(wanted.workloads.len());
-        for workload in wanted.workloads {
-            let (network, id) = (&workload.network, &workload.id);
-            let held = self.workload(network, id)?;
-            let incarnation = match &held {
-                Some(held) if held.host == *wanted.host => held.incarnation,
-                Some(held) if elsewhere == Elsewhere::Refuse => {
-                    let (workload, network, host) = (id.clone(), network.clone(), held.host.clone());
-                    return Err(Error::AliveElsewhere { workload, network, host });
+    /// Plans against what is there, writes, and plans again if somebody else was faster.
+    async fn write(&self, order: &Order<'_>, cause: &str) -> Result<Registered, Error> {
+        for attempt in 0..ATTEMPTS_MAX {
+            // A host that is not there most often has left nothing either: looking would take longer than to be wrong.
+            let mut plan = Plan { presumes: attempt == 0, ..self.plan() };
+            let incarnations = match order {
+                Order::Register(wanted, elsewhere) => plan.register(wanted, *elsewhere).await?,
+                Order::Remove(host, workloads) => plan.remove(host, workloads, false).await?,
+                Order::Leave(host) => {
+                    let workloads = listed(&plan.host(host).await?);
+                    plan.remove(host, &workloads, true).await?
                 }
-                Some(held) => held.incarnation + 1,
-                None => self.last_incarnation(network, id) + 1,
+                Order::Forget(host) => plan.forget(host).await?,
+                Order::Farewell(host, boot) => {
+                    plan.of_boot(host, *boot).await?;
+                    plan.forget(host).await?
+                }
+                Order::End(host, boot, workloads) => {
+                    plan.of_boot(host, *boot).await?;
+                    plan.remove(host, workloads, false).await?
+                }
             };
-            for address in addresses(workload) {
-                self.take_address(network, address, workload, elsewhere)?;
+            if let Some(sequence) = self.carry_out(plan, cause).await? {
+                return Ok(Registered { sequence, incarnations });
             }
-            for old in held.iter().flat_map(addresses).filter(|old| !wanted.claims.contains_key(&(network.clone(), *old))) {
-                self.release(network, old, id).await?;
-            }
-            if let Some(moved) = held.as_ref().filter(|held| held.host != *wanted.host) {
-                self.strike_off(&moved.host.clone(), network, id).await?;
-            }
-            let stored = Workload { incarnation, ..workload.clone() };
-            self.put(RegistryKey::Workload(network.clone(), id.clone()), encode_workload(&stored));
-            entry.workloads.push((network.to_string(), id.to_string()));
-            incarnations.push((id.clone(), incarnation));
         }
-        entry.workloads.sort();
-        entry.workloads.dedup();
-        self.put(RegistryKey::Host(wanted.host.clone()), encode_record(&entry));
-        Ok(incarnations)
-    }
-
-    fn take_address(&mut self, network: &NetworkId, address: IpAddr, by: &Workload, elsewhere: Elsewhere) -> Result<(), Error> {
-        let held = self.claim(network, address).filter(|claim| claim.workload != by.id.as_str());
-        if let Some(Claim { workload, host }) = held
-            && elsewhere == Elsewhere::Refuse
-        {
-            return Err(Error::AddressHeld { address, network: network.clone(), workload, host });
-        }
-        let claim = Claim { workload: by.id.to_string(), host: by.host.to_string() };
-        self.put(RegistryKey::Address(network.clone(), address), encode_record(&claim));
-        Ok(())
-    }
-
-    /// Gives an address back, if it is still this workload's.
-    async fn release(&mut self, network: &NetworkId, address: IpAddr, id: &WorkloadId) -> Result<(), Error> {
-        let key = RegistryKey::Address(network.clone(), address);
-        self.look_up([key.clone()]).await?;
-        if self.claim(network, address).is_some_and(|claim| claim.workload == id.as_str()) {
-            self.writes.insert(key, (None, 0));
-        }
-        Ok(())
-    }
-
-    /// Takes a workload off the list of the host it left.
-    async fn strike_off(&mut self, host: &HostId, network: &NetworkId, id: &WorkloadId) -> Result<(), Error> {
-        let mut entry = self.host(host).await?;
-        entry.workloads.retain(|(on, name)| on != network.as_str() || name != id.as_str());
-        self.put(RegistryKey::Host(host.clone()), encode_record(&entry));
-        Ok(())
-    }
-
-    async fn remove(
-        &mut self,
-        host: &HostId,
-        workloads: &[(NetworkId, WorkloadId)],
-        leaves: bool,
-    ) -> Result<Vec<(WorkloadId, u64)>, Error> {
-        let mut entry = self.host(host).await?;
-        self.look_up(workloads.iter().map(|(network, id)| RegistryKey::Workload(network.clone(), id.clone()))).await?;
-        let mut ended = Vec::new();
-        for (network, id) in workloads {
-            entry.workloads.retain(|(on, name)| on != network.as_str() || name != id.as_str());
-            let Some(held) = self.workload(network, id)?.filter(|held| held.host == *host) else { continue };
-            for address in addresses(&held) {
-                self.release(network, address, id).await?;
-            }
-            self.writes.insert(RegistryKey::Workload(network.clone(), id.clone()), (None, held.incarnation));
-            ended.push((id.clone(), held.incarnation));
-        }
-        let key = RegistryKey::Host(host.clone());
-        match leaves {
-            true if self.payload(&key).is_some() => {
-                self.writes.insert(key, (None, 0));
-            }
-            false if !ended.is_empty() => self.put(key, encode_record(&entry)),
-            _ => {}
-        }
-        Ok(ended)
-    }
-
-    fn put(&mut self, key: RegistryKey, payload: Vec<u8>) {
-        self.writes.insert(key, (Some(payload), 0));
-    }
-
-    /// What differs from what is there, and the highest sequence looked at.
-    fn messages(self) -> Result<(Vec<Outgoing>, u64), Error> {
-        let mut messages = Vec::new();
-        for (key, (payload, ended)) in self.writes {
-            let found = self.found.get(&key).and_then(Option::as_ref);
-            let payload = payload.unwrap_or_default();
-            if found.map_or([].as_slice(), |entry| entry.payload.as_ref()) == payload.as_slice() {
-                continue;
-            }
-            if payload.len() > DOCUMENT_BYTES_MAX {
-                return Err(Error::TooLong { name: key.subject(), bytes: payload.len() });
-            }
-            let mut headers = HeaderMap::new();
-            if payload.is_empty() {
-                headers.insert(TIME_TO_LIVE, TRACE_KEPT.as_secs().to_string().as_str());
-                headers.insert(INCARNATION, ended.to_string().as_str());
-            }
-            let expected = found.map_or(0, |entry| entry.sequence);
-            messages.push(Outgoing { subject: key.subject(), headers, expected, payload });
-        }
-        if messages.len() > BATCH_MESSAGES_MAX {
-            return Err(Error::TooLarge { messages: messages.len() });
-        }
-        let seen = self.found.values().flatten().map(|entry| entry.sequence).max().unwrap_or(0);
-        Ok((messages, seen))
+        Err(Error::Busy)
     }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! Everything here depends on the current inputs alone, never on history; each chain on few of them, so that the
 //! [`engine`](crate::engine) can write one without the others: a scope's on what is bound there, a group's on its rules, a profile's on
-//! what it is. A group bound in two scopes is therefore tried in both.
+//! what it is and on which of its scopes deny anything. A group bound in two scopes is therefore tried in both.
 
 mod frame;
 mod groups;
@@ -33,7 +33,8 @@ use crate::table::{Chain, Elements, Set, SetKind, Table};
 pub(crate) use frame::stamp_rules;
 pub(crate) use groups::{Written, group_chains, has_spans, member_sets, member_spans, members_of};
 pub(crate) use profiles::{
-    CHAINS, Found, Has, ProfileKey, SIDES, Shape, bound, has, jumps, lone_number, profile_rules, profile_verdict, rules_of,
+    CHAINS, Denies, Found, Has, ProfileKey, SIDES, Shape, bound, denies_of, has, jumps, lone_number, profile_rules,
+    profile_verdict, rules_of,
 };
 pub use workloads::Refusal;
 pub(crate) use workloads::{Element, Keys, Owners, elements_of, keys_of, own_addresses, source_spans};

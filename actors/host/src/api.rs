@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::{MailboxError, Recipient};
-use groupcast_messages::{HostRequest, HostRequestAnswer};
 use groupcast_policy::ids::WorkloadId;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -19,9 +18,11 @@ use crate::config::WrittenAttachment;
 use crate::enforcement::{
     AskCounters, AskEnforced, AskExplanation, AskForeign, AskRuleset, AskStanding, Attach, Detach, Progress, SetAudit, SetMode,
 };
+use crate::enrol::WrittenEnrolment;
 use crate::inbox::Inbox;
 use crate::mode::WantedMode;
 use crate::netlink::Counted;
+use crate::registration;
 use crate::report::{Explanation, Ruleset, Status};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -29,6 +30,9 @@ use crate::report::{Explanation, Ruleset, Status};
 pub enum Request {
     WorkloadAdd {
         attachment: WrittenAttachment,
+        /// The host enrols it; otherwise somebody else says what it is.
+        #[serde(default)]
+        enrol: Option<WrittenEnrolment>,
         /// Sources are read anew first.
         #[serde(default)]
         fresh: bool,
@@ -89,8 +93,6 @@ pub const WITHIN_MAX: Duration = Duration::from_secs(600);
 pub const REQUEST_BYTES_MAX: u64 = 64 << 10;
 /// Whoever connects says something within this time.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
-/// Controllers answer within this time, or are not there.
-const LEAVE_WITHIN: Duration = Duration::from_secs(5);
 
 fn default_within_ms() -> u64 {
     WITHIN.as_millis() as u64
@@ -110,8 +112,7 @@ pub struct Doors {
     pub explanation: Recipient<AskExplanation>,
     pub progress: watch::Receiver<Progress>,
     pub inbox: Arc<Inbox>,
-    /// Which start of the agent this is.
-    pub boot: u64,
+    pub registration: registration::Handle,
 }
 
 /// Whatever was asked, in one result: a full mailbox or an ending actor is a failure like any other.
@@ -130,11 +131,11 @@ fn workload(text: &str) -> Result<WorkloadId, String> {
 impl Doors {
     async fn answer(&self, request: Request) -> Answer {
         match request {
-            Request::WorkloadAdd { attachment, fresh, within_ms } => {
-                self.add(attachment, fresh, Duration::from_millis(within_ms).min(WITHIN_MAX)).await
+            Request::WorkloadAdd { attachment, enrol, fresh, within_ms } => {
+                self.add(attachment, enrol, fresh, Duration::from_millis(within_ms).min(WITHIN_MAX)).await
             }
             Request::WorkloadRemove { workload: text } => match workload(&text) {
-                Ok(workload) => done(flat(self.detach.send(Detach(workload)).await)),
+                Ok(workload) => done(self.remove(workload).await),
                 Err(why) => Answer::Failed { why },
             },
             Request::WorkloadAudit { workload: text, audit } => match workload(&text) {
@@ -142,7 +143,7 @@ impl Doors {
                 Err(why) => Answer::Failed { why },
             },
             Request::Mode { mode, reason } => done(flat(self.mode.send(SetMode { mode, reason }).await)),
-            Request::Leave => done(self.leave().await),
+            Request::Leave => done(self.registration.leave().await),
             Request::Status => match self.status().await {
                 Ok(status) => Answer::Status(Box::new(status)),
                 Err(why) => Answer::Failed { why },
@@ -165,7 +166,7 @@ impl Doors {
     async fn status(&self) -> Result<Status, String> {
         let enforced = flat(self.enforced.send(AskEnforced).await.map(Ok))?;
         let foreign = flat(self.foreign.send(AskForeign).await.map(Ok))?;
-        Ok(Status { enforced, heard: self.inbox.heard().await, foreign })
+        Ok(Status { enforced, heard: self.inbox.heard().await, foreign, registration: self.registration.now() })
     }
 
     async fn explain(&self, asked: AskExplanation) -> Result<Explanation, String> {
@@ -177,13 +178,11 @@ impl Doors {
         Ok(explanation)
     }
 
-    async fn leave(&self) -> Result<(), String> {
-        let request = HostRequest::Leave { boot: self.boot };
-        match self.inbox.ask(&request, LEAVE_WITHIN).await {
-            Ok(HostRequestAnswer::Done { .. }) => Ok(()),
-            Ok(HostRequestAnswer::Refused { reason, .. }) => Err(format!("the controllers refuse: {reason}")),
-            Err(why) => Err(format!("the controllers were not told ({why}): they forget this host when it stays silent")),
-        }
+    /// Nothing of it passes from here on, and its registration goes.
+    async fn remove(&self, workload: WorkloadId) -> Result<(), String> {
+        let detached = flat(self.detach.send(Detach(workload.clone())).await);
+        self.registration.end(&workload).await?;
+        detached
     }
 }
 

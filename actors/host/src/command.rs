@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 
 use crate::api::{self, Answer, Request, WITHIN};
 use crate::config::{Config, WrittenAttachment};
+use crate::enrol::WrittenEnrolment;
 use crate::mode::WantedMode;
 
 /// As everywhere in groupcast.
@@ -28,13 +29,20 @@ pub struct Arguments {
 #[derive(Subcommand)]
 pub enum Command {
     /// Run the agent
-    Run,
+    Run {
+        /// Print, as nft text, what would be done to the kernel, and touch nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Load the last good ruleset, or close what is claimed, and end: for the boot, before the network is up
     Boot,
     /// Print, as nft text, what the last good state would make of the kernel, and touch nothing
     DryRun,
     /// Take our table away, and nothing else
     Cleanup,
+    /// The configuration file
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Measure what enforcing costs, in a network namespace of its own
     Bench {
         /// enforce or packets
@@ -73,8 +81,27 @@ pub enum Command {
     Audit { reason: String },
     /// Enforce again
     Resume { reason: String },
+    /// Make a key and have a gateway sign it, with a token from `groupcast host token`; writes the credentials file
+    Join {
+        /// Such as https://gateway:4270
+        #[arg(long)]
+        gateway: String,
+        #[arg(long, env = "GROUPCAST_JOIN_TOKEN", hide_env_values = true)]
+        token: String,
+        /// Authorities to trust, in PEM; without it the system's
+        #[arg(long)]
+        authority: Option<PathBuf>,
+    },
     /// Have the controllers forget this host and its workloads: for the shutdown of the machine, not for a restart of the agent
     Leave,
+}
+
+#[derive(Subcommand)]
+pub enum ConfigCommand {
+    /// Judge the file, and the files that it names
+    Check,
+    /// Print what the file may say, in Markdown
+    Reference,
 }
 
 #[derive(Subcommand)]
@@ -90,6 +117,8 @@ pub enum WorkloadCommand {
         /// Log what would be denied to it, and let it pass
         #[arg(long)]
         audit: bool,
+        #[command(flatten)]
+        enrol: EnrolOptions,
         /// Have sources read anew first
         #[arg(long)]
         fresh: bool,
@@ -109,15 +138,57 @@ pub enum WorkloadCommand {
     List,
 }
 
+/// What this host registers a workload as, if it does.
+#[derive(Debug, Clone, clap::Args)]
+pub struct EnrolOptions {
+    /// Register it with this template, with its addresses; otherwise somebody else says what it is
+    #[arg(long, requires = "network", requires = "addresses")]
+    template: Option<String>,
+    #[arg(long, requires = "template")]
+    network: Option<String>,
+    /// key=value; as far as the template lets it bring labels
+    #[arg(long = "label", requires = "template", value_parser = label)]
+    labels: Vec<(String, String)>,
+    #[arg(long, requires = "template")]
+    space: Option<String>,
+    #[arg(long, requires = "template")]
+    app: Option<String>,
+    /// It is being staged, not run
+    #[arg(long, requires = "template")]
+    staging: bool,
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or_else(|| format!("{text:?}: write key=value"))?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+impl EnrolOptions {
+    fn written(self, workload: &str, addresses: &[std::net::IpAddr]) -> Option<WrittenEnrolment> {
+        let (template, network) = self.template.zip(self.network)?;
+        Some(WrittenEnrolment {
+            workload: workload.to_owned(),
+            template,
+            network,
+            addresses: addresses.iter().copied().collect(),
+            labels: self.labels.into_iter().collect(),
+            space: self.space,
+            app: self.app,
+            staging: self.staging,
+        })
+    }
+}
+
 type Within = humantime::Duration;
 
 fn request(command: Command) -> Option<Request> {
     let mode = |mode, reason| Some(Request::Mode { mode, reason });
     match command {
-        Command::Workload(WorkloadCommand::Add { workload, interface, addresses, audit, fresh, within }) => {
+        Command::Workload(WorkloadCommand::Add { workload, interface, addresses, audit, enrol, fresh, within }) => {
+            let enrol = enrol.written(&workload, &addresses);
             let attachment = WrittenAttachment { workload, interface, addresses: addresses.into_iter().collect(), audit };
             let within: Duration = within.into();
-            Some(Request::WorkloadAdd { attachment, fresh, within_ms: within.as_millis() as u64 })
+            Some(Request::WorkloadAdd { attachment, enrol, fresh, within_ms: within.as_millis() as u64 })
         }
         Command::Workload(WorkloadCommand::Remove { workload }) => Some(Request::WorkloadRemove { workload }),
         Command::Workload(WorkloadCommand::Audit { workload, switch }) => {
@@ -133,13 +204,33 @@ fn request(command: Command) -> Option<Request> {
         Command::Audit { reason } => mode(WantedMode::Audit, reason),
         Command::Resume { reason } => mode(WantedMode::Resume, reason),
         Command::Leave => Some(Request::Leave),
-        Command::Run | Command::Boot | Command::DryRun | Command::Cleanup | Command::Bench { .. } => None,
+        Command::Run { .. }
+        | Command::Boot
+        | Command::DryRun
+        | Command::Cleanup
+        | Command::Config(_)
+        | Command::Join { .. }
+        | Command::Bench { .. } => None,
     }
 }
 
 pub fn fail(words: &str, code: u8) -> ExitCode {
     eprintln!("groupcast-agent: {words}");
     ExitCode::from(code)
+}
+
+/// Judges the file, and what it names.
+pub fn config_checked(path: &std::path::Path) -> ExitCode {
+    let found = match Config::read(path) {
+        Err(error) => vec![error.to_string()],
+        Ok(config) => config.problems().iter().map(|problem| format!("{}: {problem}", path.display())).collect(),
+    };
+    if found.is_empty() {
+        println!("{} is good", path.display());
+        return ExitCode::SUCCESS;
+    }
+    found.iter().for_each(|problem| eprintln!("groupcast-agent: {problem}"));
+    ExitCode::from(EXIT_FAILURE)
 }
 
 fn json(value: &impl serde::Serialize) {

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use groupcast_bus_config::settings::{self, Key, Section};
 use groupcast_enforce::interface::{Claim, Interface, InvalidInterface};
 use groupcast_enforce::settings::{
     Attached, Attachment, Attachments, FAILSAFE_PORTS_MAX, Failsafe, LogSettings, MarkBits, Mode, Settings,
@@ -12,14 +15,58 @@ use groupcast_policy::ids::{HostId, InvalidId, WorkloadId};
 use groupcast_policy::packet::{TCP, UDP};
 use serde::{Deserialize, Serialize};
 
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    #[error("{path} cannot be read: {source}", path = path.display())]
-    Read { path: PathBuf, source: std::io::Error },
-    #[error("{path}: {source}", path = path.display())]
-    Parse { path: PathBuf, source: toml::de::Error },
-    #[error("{path}: {what}", path = path.display())]
-    Wrong { path: PathBuf, what: String },
+use crate::enrol::{ENROLMENTS_MAX, WrittenEnrolment};
+
+/// The name of the file.
+pub const NAME: &str = "agent.toml";
+const ABOUT: &str = "Read by `groupcast-agent`, by default from `/etc/groupcast/agent.toml`; `--config` names another. A key that is not \
+    known is an error. `groupcast-agent config check` judges it.";
+
+/// What the file may say.
+pub fn sections() -> Vec<Section> {
+    let keys = vec![
+        Key::new("host", "", "This host's id, as its credential names it. Needed"),
+        Key::new("servers", "", "Servers of the bus, such as `[\"nats://bus-1:4222\"]`. Needed"),
+        Key::new("credentials", "", "Credentials file, made by `groupcast host add`"),
+        Key::new(
+            "claims",
+            "[]",
+            "Interfaces of workloads, such as `[\"tap*\"]`; one that is claimed and has no policy is closed",
+        ),
+        Key::new("table", "gc", "Name of the nftables table"),
+        Key::new("owned_table", "true", "Own the table, so that others cannot touch it (kernel 6.9)"),
+        Key::new("mark_shift", "0", "Lowest of the 24 bits of the connection mark that are ours, at most 8"),
+        Key::new("state", "/var/lib/groupcast/state", "Where the last good state is kept"),
+        Key::new("socket", "/run/groupcast/agent.sock", "The local API"),
+        Key::new("http", "", "Where `/metrics` and `/livez` are served, such as `127.0.0.1:4290`; nowhere if not said"),
+        Key::new("host_workload", "", "The workload that is the machine itself; it is not judged if not said"),
+        Key::new("failsafe_inbound", "[]", "Ports of the machine itself that no policy can close, such as `[\"tcp/22\"]`"),
+        Key::new("failsafe_outbound", "[]", "Ports that the machine itself always reaches; the bus is among them"),
+        Key::new("audit", "false", "Log what would be denied on this host, and let it pass"),
+        Key::new("audit_host_workload", "false", "The same for the machine itself alone"),
+        Key::new("nflog_group", "5", "Where denied and logged packets are told"),
+        Key::new("beat", "15s", "How often the controllers are told that this host lives; their lease is several of it"),
+        Key::new("boot_file", BOOT_FILE, "What says which boot of the machine this is, where machines share a kernel"),
+    ];
+    let enrol = vec![
+        Key::new("workload", "", "Its id. Needed"),
+        Key::new("template", "", "What a workload of the kind may be. Needed"),
+        Key::new("network", "", "The network it is on. Needed"),
+        Key::new("addresses", "[]", "Its addresses; of the machine itself those of its interfaces, if none are named"),
+        Key::new("labels", "", "Its own labels, as far as the template lets it bring them"),
+        Key::new("space", "", "Its space"),
+        Key::new("app", "", "Its app"),
+        Key::new("staging", "false", "It is being staged, not run"),
+    ];
+    vec![
+        Section::top("At the top of the file.", keys),
+        Section::many("enrol", "Workloads that this host enrols by itself, the machine among them if it is one.", enrol),
+    ]
+}
+
+/// What the reference page says about this file.
+pub fn reference() -> String {
+    settings::reference(NAME, ABOUT, &sections())
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -54,7 +101,27 @@ struct Written {
     #[serde(default)]
     audit_host_workload: bool,
     nflog_group: Option<u16>,
+    #[serde(default, deserialize_with = "settings::optional_duration")]
+    beat: Option<Duration>,
+    boot_file: Option<PathBuf>,
+    #[serde(default)]
+    enrol: Vec<WrittenEnrolment>,
 }
+
+/// How this host registers itself.
+#[derive(Debug, Clone)]
+pub struct Enrolling {
+    /// How often it says that it lives.
+    pub beat: Duration,
+    /// What says which boot of the machine this is.
+    pub boot_file: PathBuf,
+    pub workloads: Vec<WrittenEnrolment>,
+}
+
+/// Beats this often unless told otherwise, and at least as often as this.
+const BEAT: Duration = Duration::from_secs(15);
+const BEAT_MIN: Duration = Duration::from_millis(20);
+const BOOT_FILE: &str = "/proc/sys/kernel/random/boot_id";
 
 fn default_table() -> String {
     "gc".into()
@@ -84,14 +151,32 @@ pub struct Config {
     pub http: Option<SocketAddr>,
     pub host_workload: Option<WorkloadId>,
     pub audit_host_workload: bool,
+    pub enrol: Enrolling,
     pub settings: Settings,
 }
 
 impl Config {
-    pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.into(), source })?;
-        let written: Written = toml::from_str(&text).map_err(|source| ConfigError::Parse { path: path.into(), source })?;
-        Self::check(written).map_err(|what| ConfigError::Wrong { path: path.into(), what })
+    pub fn read(path: &Path) -> Result<Self, settings::Error> {
+        let written: Written = settings::read(path, &sections())?;
+        Self::check(written).map_err(|what| settings::Error::Wrong { path: path.display().to_string(), what })
+    }
+
+    /// What stands in the file and cannot work on this machine.
+    pub fn problems(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        if let Some(path) = &self.credentials {
+            match std::fs::File::open(path).and_then(|file| file.metadata()) {
+                Err(error) => found.push(format!("credentials names {}, which cannot be read: {error}", path.display())),
+                Ok(about) if about.permissions().mode() & 0o077 != 0 => {
+                    found.push(format!("credentials names {}, which others can read: chmod 600 it", path.display()));
+                }
+                Ok(_) => {}
+            }
+        }
+        if self.servers.is_empty() {
+            found.push("servers names none: the agent would never hear of any policy".to_owned());
+        }
+        found
     }
 
     fn check(written: Written) -> Result<Self, String> {
@@ -125,6 +210,11 @@ impl Config {
             http: written.http,
             host_workload: written.host_workload.map(|text| WorkloadId::new(&text)).transpose().map_err(id)?,
             audit_host_workload: written.audit_host_workload,
+            enrol: Enrolling {
+                beat: written.beat.unwrap_or(BEAT).max(BEAT_MIN),
+                boot_file: written.boot_file.unwrap_or_else(|| BOOT_FILE.into()),
+                workloads: enrolments(written.enrol)?,
+            },
             settings: Settings { claims: claims.map_err(|error| error.to_string())?, mark, mode, log, failsafe, adopting: false },
         })
     }
@@ -135,6 +225,16 @@ impl Config {
         let host = self.host_workload.clone().map(|id| (id, attached));
         host.into_iter().collect()
     }
+}
+
+fn enrolments(list: Vec<WrittenEnrolment>) -> Result<Vec<WrittenEnrolment>, String> {
+    if list.len() > ENROLMENTS_MAX {
+        return Err(format!("{} workloads to enrol, at most {ENROLMENTS_MAX}", list.len()));
+    }
+    for (index, written) in list.iter().enumerate() {
+        written.check().map_err(|error| format!("enrol[{index}]: {error}"))?;
+    }
+    Ok(list)
 }
 
 /// The port of `nats://host:4222`, which is the default.
@@ -212,8 +312,24 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Config, String> {
-        let written: Written = toml::from_str(text).map_err(|error| error.to_string())?;
+        let written: Written = settings::parse(NAME, text, &sections()).map_err(|error| error.to_string())?;
         Config::check(written)
+    }
+
+    #[test]
+    fn the_reference_is_current() {
+        settings::keys_are_read::<Written>(&sections()).unwrap();
+        let page = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md"));
+        settings::page_is_current(page, NAME, &reference()).unwrap();
+        // What the page calls a default is one.
+        let config = parse("host = 'h'\nservers = []").unwrap();
+        let default =
+            |name: &str| sections()[0].keys.iter().find(|key| key.name == name).and_then(|key| key.default.clone()).unwrap();
+        assert_eq!((config.table.clone(), config.owned_table.to_string()), (default("table"), default("owned_table")));
+        assert_eq!(config.settings.log.nflog_group.to_string(), default("nflog_group"));
+        assert_eq!(config.state.display().to_string(), default("state"));
+        assert_eq!(config.socket.display().to_string(), default("socket"));
+        assert_eq!(config.problems().len(), 1);
     }
 
     #[test]
@@ -235,7 +351,7 @@ mod tests {
             ("host = 'h'\nservers = []\nfailsafe_inbound = ['tcp/99999']", "tcp/22"),
             ("host = 'h'\nservers = []\ntable = 'a b'", "not a name"),
             ("host = 'h'\nservers = ['nats://a:b']", "not a port"),
-            ("host = 'h'\nservers = []\nclaim = []", "unknown field"),
+            ("host = 'h'\nservers = []\nclaim = []", "did you mean claims?"),
             ("servers = []", "host"),
         ];
         for (text, words) in rows {

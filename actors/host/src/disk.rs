@@ -1,14 +1,20 @@
-//! The actor that writes the last good state, on a thread of its own because syncing takes as long as it takes.
+//! The actor that writes the last good state and what was ordered, on a thread of its own because syncing takes as long as it takes.
 
 use std::path::PathBuf;
 
 use actix::prelude::*;
 
+use crate::orders::Orders;
 use crate::state::State;
 
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct Save(pub Box<State>);
+
+/// Answered when it is on disk, or why it is not.
+#[derive(Message)]
+#[rtype(result = "Result<(), String>")]
+pub struct SaveOrders(pub Orders);
 
 pub struct Disk {
     pub path: PathBuf,
@@ -32,5 +38,19 @@ impl Handler<Save> for Disk {
         if let Err(error) = state.write(&self.path) {
             tracing::error!(path = %self.path.display(), %error, "the last good state is not saved: after a restart without the bus the host is closed");
         }
+    }
+}
+
+impl Handler<SaveOrders> for Disk {
+    type Result = Result<(), String>;
+
+    fn handle(&mut self, SaveOrders(orders): SaveOrders, _: &mut Self::Context) -> Self::Result {
+        let path = Orders::path(&self.path);
+        orders.write(&path).map_err(|error| {
+            format!(
+                "it is in force, but a restart would forget it: {} cannot be written ({error}); repeat it then",
+                path.display()
+            )
+        })
     }
 }

@@ -18,18 +18,19 @@ use groupcast_policy::ids::{HostId, WorkloadId};
 use tokio::sync::watch;
 
 use crate::config::WrittenAttachment;
-use crate::disk::Save;
+use crate::disk::{Save, SaveOrders};
 use crate::holder::Holder;
 use crate::inbox::Queue;
 use crate::keeper::Keeper;
 use crate::mode::{Ordered, host_state, settings_of};
 use crate::netlink::{Links, Master};
+use crate::orders::Orders;
 use crate::pace::Pace;
 use crate::state::{Facts, State};
 
 pub use asked::{AskCounters, AskEnforced, AskExplanation, AskForeign, AskRuleset, AskStanding};
 pub use orders::{Attach, Detach, SetAudit, SetMode};
-use orders::{Order, What, step};
+use orders::{Order, Waiter, What, step};
 
 // ---- messages
 
@@ -73,6 +74,7 @@ pub struct Enforcement<E: Holder + Unpin + 'static> {
     queue: Queue,
     progress: watch::Sender<Progress>,
     disk: Recipient<Save>,
+    disk_of_orders: Recipient<SaveOrders>,
     host: HostId,
     missing_features: Vec<String>,
     links: Option<Links>,
@@ -104,6 +106,7 @@ pub struct Parts<E> {
     pub queue: Queue,
     pub progress: watch::Sender<Progress>,
     pub disk: Recipient<Save>,
+    pub disk_of_orders: Recipient<SaveOrders>,
     pub host: HostId,
     pub missing_features: Vec<String>,
     /// Of the kernel's network namespace; `None` where interfaces are not looked at.
@@ -112,7 +115,8 @@ pub struct Parts<E> {
 
 impl<E: Holder + Unpin + 'static> Enforcement<E> {
     pub fn new(parts: Parts<E>) -> Self {
-        let Parts { keeper, table, configured, mode, queue, progress, disk, host, missing_features, links } = parts;
+        let Parts { keeper, table, configured, mode, queue, progress, disk, disk_of_orders, host, missing_features, links } =
+            parts;
         Self {
             keeper,
             table,
@@ -121,6 +125,7 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
             queue,
             progress,
             disk,
+            disk_of_orders,
             host,
             missing_features,
             links,
@@ -165,10 +170,29 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
         self.overdue |= waiting.overdue.is_some();
         let outcome = self.counted(|keeper| step(keeper, waiting, &orders));
         let outcome = self.after(outcome, context);
-        for waiter in orders.into_iter().filter_map(|order| order.waiter) {
-            // Whoever gave up waiting finds out by asking.
-            let _ = waiter.send(outcome.clone());
+        let waiters: Vec<Waiter> = orders.into_iter().filter_map(|order| order.waiter).collect();
+        if waiters.is_empty() {
+            return;
         }
+        let kept = outcome.is_ok().then(|| self.keep_orders());
+        let answer = async move {
+            let outcome = match kept {
+                Some(kept) => kept.await,
+                None => outcome,
+            };
+            for waiter in waiters {
+                // Whoever gave up waiting finds out by asking.
+                let _ = waiter.send(outcome.clone());
+            }
+        };
+        context.spawn(answer.into_actor(self));
+    }
+
+    /// What was ordered is on disk before anybody is told that it is done.
+    fn keep_orders(&self) -> impl Future<Output = Result<(), String>> + use<E> {
+        let orders = Orders { host: self.host.to_string(), mode: self.mode.clone(), attachments: self.attachments() };
+        let kept = self.disk_of_orders.send(SaveOrders(orders));
+        async move { kept.await.unwrap_or_else(|error| Err(format!("the agent is ending or overloaded ({error}): try again"))) }
     }
 
     /// Does something with the keeper, and remembers if it made all flows be judged again.
@@ -273,13 +297,7 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
 
     fn state(&self) -> State {
         let stamp = self.keeper.engine().stamp().number();
-        let facts = Facts {
-            host: self.host.to_string(),
-            stamp,
-            mark_mask: Some(self.configured.mark.mask()),
-            mode: self.mode.clone(),
-            attachments: self.attachments(),
-        };
+        let facts = Facts { host: self.host.to_string(), stamp, mark_mask: Some(self.configured.mark.mask()) };
         State { facts, documents: self.keeper.in_force().clone() }
     }
 }

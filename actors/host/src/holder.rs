@@ -4,6 +4,8 @@ use groupcast_enforce::delta::Transaction;
 use groupcast_enforce::enforcer::{DryRun, Enforcer};
 use groupcast_enforce::table::Table;
 
+use crate::netlink::{Counted, Foreign};
+
 pub trait Holder: Enforcer {
     /// Zeroes these bits in the mark of every connection in which they are none of `keep`; in how many.
     fn zero_marks(&mut self, mask: u32, keep: &[u32]) -> Result<u64, Self::Error>;
@@ -17,6 +19,16 @@ pub trait Holder: Enforcer {
     /// table reads as one that is not ours, and is made anew.
     fn found(&mut self) -> Result<Table, Self::Error> {
         Ok(self.read()?.unwrap_or_default())
+    }
+
+    /// What rules have met, where packets are.
+    fn counters(&mut self) -> Result<Vec<Counted>, Self::Error> {
+        Ok(Vec::new())
+    }
+
+    /// What others have that interferes, where there are others; `mask` is ours of the connection mark.
+    fn foreign(&mut self, _mask: u32) -> Foreign {
+        Foreign::default()
     }
 
     /// Whether, since the last look, somebody else may have touched the table.

@@ -20,10 +20,11 @@ use groupcast_policy::safe::safe;
 use groupcast_policy::topic::Topic;
 use groupcast_topics::nats::{Client, Hooks, ReaderHandle, is_connected, request, spawn_reader};
 use groupcast_topics::reader::{self, Commit, Reader};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::config::Config;
 use crate::keeper::{Moved, MovedDocument};
+use crate::registration::{BEAT_TOKENS, beat_token, is_forgotten};
 use crate::report::Heard;
 use crate::state::Replica;
 
@@ -128,7 +129,7 @@ impl Documents for Overlay<'_> {
 struct Notes {
     incidents: u64,
     last_incident: Option<String>,
-    requests: HashMap<String, oneshot::Sender<HostRequestAnswer>>,
+    requests: HashMap<String, oneshot::Sender<Vec<u8>>>,
 }
 
 pub struct Inbox {
@@ -147,6 +148,7 @@ impl Inbox {
         queue: Queue,
         seed: u64,
         wake: impl Fn() + Send + Clone + 'static,
+        forgotten: mpsc::Sender<()>,
     ) -> Result<Self, connect::Error> {
         let identity = config.credentials.clone().map_or(Identity::Nobody, Identity::File);
         let options = Options::new(&config.servers, Role::Host, &config.host).identity(identity).in_background();
@@ -179,10 +181,16 @@ impl Inbox {
             answer: Box::new({
                 let notes = notes.clone();
                 move |token, payload| {
-                    let waiter = locked(&notes).requests.remove(token);
-                    if let (Some(waiter), Ok(answer)) = (waiter, HostRequestAnswer::decode(payload)) {
+                    if token.starts_with(BEAT_TOKENS) {
+                        if is_forgotten(payload) {
+                            // One that waits says the same.
+                            let _ = forgotten.try_send(());
+                        }
+                        return;
+                    }
+                    if let Some(waiter) = locked(&notes).requests.remove(token) {
                         // Whoever gave up waiting is told nothing.
-                        let _ = waiter.send(answer);
+                        let _ = waiter.send(payload.to_vec());
                     }
                 }
             }),
@@ -195,8 +203,29 @@ impl Inbox {
         &self.reader
     }
 
+    pub fn is_connected(&self) -> bool {
+        is_connected(&self.client)
+    }
+
+    /// The highest term this host has seen.
+    pub async fn term(&self) -> u64 {
+        self.reader.inspect(|reader| reader.cut().map_or(0, |cut| cut.term)).await.unwrap_or(0)
+    }
+
+    /// Says that the host lives. The answer, if there is one, says that it is not known.
+    pub async fn beat(&self, payload: Vec<u8>, count: u64) -> Result<(), String> {
+        let (subject, token) = (subjects::beat(&self.host), beat_token(count));
+        request(&self.client, subject, &token, payload).await.map_err(|error| error.to_string())
+    }
+
     /// Asks the registrar; an error says why there is no answer.
     pub async fn ask(&self, asked: &HostRequest, within: Duration) -> Result<HostRequestAnswer, String> {
+        let answer = self.ask_bytes(asked.encode(), within).await?;
+        HostRequestAnswer::decode(&answer).map_err(|error| format!("the answer cannot be read: {error}"))
+    }
+
+    /// The same for whatever the registrar understands.
+    pub async fn ask_bytes(&self, asked: Vec<u8>, within: Duration) -> Result<Vec<u8>, String> {
         if !is_connected(&self.client) {
             return Err("the bus is not connected".into());
         }
@@ -209,10 +238,10 @@ impl Inbox {
             }
             notes.requests.insert(token.clone(), answer);
         }
-        let sent = request(&self.client, subjects::register(&self.host), &token, asked.encode());
+        let sent = request(&self.client, subjects::register(&self.host), &token, asked);
         let outcome = tokio::time::timeout(within, async {
             sent.await.map_err(|error| error.to_string())?;
-            answered.await.map_err(|_| "the answer cannot be read".to_owned())
+            answered.await.map_err(|_| "the agent is ending".to_owned())
         });
         let outcome = outcome.await.unwrap_or_else(|_| Err(format!("no answer within {within:?}")));
         locked(&self.notes).requests.remove(&token);

@@ -2,9 +2,10 @@
 //!
 //! - [`config`]: what `agent.toml` says
 //! - [`keeper`], [`holder`]: documents, engine and enforcer together, and what they need of a kernel
-//! - [`state`]: the last good state on disk
+//! - [`state`], [`orders`]: the last good state on disk, and what was ordered on the local socket
 //! - [`inbox`], [`enforcement`], [`disk`]: commits in, the kernel's table, the disk; the last two are actors
 //! - [`mode`], [`pace`], [`explain`], [`report`]: what operators order, how often flows are judged again, why, and what is said about it
+//! - [`join`], [`enrol`], [`registration`], [`probe`]: how this host gets its credential, what it registers, and whether that is well
 //! - [`api`], [`command`], [`http`], [`notify`]: the local socket and its command line, metrics, the service manager
 //! - [`mod@bench`]: what enforcing costs
 //! - [`run`]: all of it as a process
@@ -19,16 +20,21 @@ pub mod command;
 pub mod config;
 pub mod disk;
 pub mod enforcement;
+pub mod enrol;
 pub mod explain;
 pub mod holder;
 pub mod host;
 pub mod http;
 pub mod inbox;
+pub mod join;
 pub mod keeper;
 pub mod mode;
 pub mod netlink;
 pub mod notify;
+pub mod orders;
 pub mod pace;
+pub mod probe;
+pub mod registration;
 pub mod report;
 pub mod run;
 pub mod state;

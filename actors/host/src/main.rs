@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use groupcast_host::command::{Arguments, Command, asked, fail};
+use groupcast_host::command::{Arguments, Command, ConfigCommand, asked, config_checked, fail};
 use groupcast_host::config::Config;
 use groupcast_host::run;
 
@@ -16,15 +16,24 @@ fn main() -> ExitCode {
     if let Command::Bench { name, json } = &arguments.command {
         return measured(name, *json);
     }
+    match &arguments.command {
+        Command::Config(ConfigCommand::Check) => return config_checked(&arguments.config),
+        Command::Config(ConfigCommand::Reference) => {
+            print!("{}", groupcast_host::config::reference());
+            return ExitCode::SUCCESS;
+        }
+        _ => {}
+    }
     let config = match Config::read(&arguments.config) {
         Ok(config) => config,
         Err(error) => return fail(&error.to_string(), 2),
     };
     let outcome = match arguments.command {
-        Command::Run => started(config),
+        Command::Run { dry_run } => started(config, dry_run),
         Command::Boot => run::boot(&config),
         Command::DryRun => run::dry_run(&config).map(|text| print!("{text}")),
         Command::Cleanup => run::cleanup(&config),
+        Command::Join { gateway, token, authority } => joined(&config, &gateway, authority.as_deref(), &token),
         command => return asked(&config, command),
     };
     match outcome {
@@ -47,7 +56,7 @@ fn measured(name: &str, json: bool) -> ExitCode {
 }
 
 /// Actors need a system on its thread; tasks beside them run on the runtime's workers.
-fn started(config: Config) -> Result<(), Box<dyn std::error::Error>> {
+fn started(config: Config, dry_run: bool) -> Result<(), Box<dyn std::error::Error>> {
     const WORKERS: usize = 2;
     let system = actix::System::with_tokio_rt(|| {
         tokio::runtime::Builder::new_multi_thread()
@@ -56,5 +65,18 @@ fn started(config: Config) -> Result<(), Box<dyn std::error::Error>> {
             .build()
             .unwrap_or_else(|error| panic!("no runtime: {error}"))
     });
-    system.block_on(run::run(config))
+    system.block_on(async { if dry_run { run::run_dry(config).await } else { run::run(config).await } })
+}
+
+fn joined(
+    config: &Config,
+    gateway: &str,
+    authority: Option<&std::path::Path>,
+    token: &str,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let path = config.credentials.as_deref().ok_or("agent.toml names no credentials file: say where it goes")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(groupcast_host::join::join(&config.host, gateway, authority, token, path))?;
+    eprintln!("groupcast-agent: joined as host {}; the credential is in {}", config.host, path.display());
+    Ok(())
 }

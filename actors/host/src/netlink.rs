@@ -258,6 +258,14 @@ impl Holder for Kernel {
         Ok(conntrack::zero(&mut self.transport, mask, keep)?)
     }
 
+    fn counters(&mut self) -> Result<Vec<Counted>, KernelError> {
+        Kernel::counters(self)
+    }
+
+    fn foreign(&mut self, mask: u32) -> Foreign {
+        Kernel::foreign(self, mask)
+    }
+
     fn found(&mut self) -> Result<Table, KernelError> {
         match self.read() {
             Err(KernelError::Strange { .. }) => {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::WrittenAttachment;
 use crate::keeper::Counts;
 use crate::netlink::Foreign;
+use crate::registration::Registration;
 
 /// What is in force, as whoever enforces knows it.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -60,6 +61,7 @@ pub struct Status {
     pub enforced: Enforced,
     pub heard: Heard,
     pub foreign: Foreign,
+    pub registration: Registration,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

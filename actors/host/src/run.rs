@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::prelude::*;
+use groupcast_enforce::enforcer::DryRun;
 use groupcast_enforce::settings::Stamp;
 use groupcast_messages::HostState;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::api::{self, Doors};
 use crate::config::Config;
@@ -21,6 +22,8 @@ use crate::keeper::{Keeper, Known};
 use crate::mode::settings_of;
 use crate::netlink::{Kernel, Links};
 use crate::notify::Manager;
+use crate::orders::Orders;
+use crate::registration;
 use crate::state::State;
 
 /// The agent does not end before what is in force is on disk, but does not wait for a broken one.
@@ -44,19 +47,36 @@ fn remembered(config: &Config) -> State {
     }
 }
 
-/// The keeper as it starts: the kernel's table if there is one, the disk's documents and attachments.
-fn keeper<E: Holder>(config: &Config, state: &State, enforcer: E) -> Result<Keeper<E>, Failure>
+/// What was ordered before, or nothing.
+fn ordered(config: &Config) -> Orders {
+    let path = Orders::path(&config.state);
+    match Orders::read(&path) {
+        Ok(Some(orders)) if orders.host == config.host.as_str() => orders,
+        Ok(Some(orders)) => {
+            tracing::warn!(path = %path.display(), of = %orders.host, "the saved orders are another host's: ignored");
+            Orders::default()
+        }
+        Ok(None) => Orders::default(),
+        Err(error) => {
+            tracing::error!(path = %path.display(), %error, "no saved orders: attach the workloads again, until then they are closed");
+            Orders::default()
+        }
+    }
+}
+
+/// The keeper as it starts: the kernel's table if there is one, the disk's documents, what was ordered.
+fn keeper<E: Holder>(config: &Config, state: &State, orders: &Orders, enforcer: E) -> Result<Keeper<E>, Failure>
 where
     E::Error: 'static,
 {
     let mut attachments = config.attachments();
-    for written in &state.facts.attachments {
+    for written in &orders.attachments {
         match written.check() {
             Ok((workload, attached)) => _ = attachments.insert(workload, attached),
             Err(error) => tracing::warn!(%error, "a saved attachment is ignored"),
         }
     }
-    let mode = state.facts.mode.as_ref().map(|(mode, _)| mode.as_str());
+    let mode = orders.mode.as_ref().map(|(mode, _)| mode.as_str());
     let (settings, _) = settings_of(&config.settings, mode);
     let random = (host::random()? % u64::from(Stamp::MAX.number() / 2)) as u32 + 1;
     let known = Known {
@@ -93,7 +113,7 @@ fn kernel(config: &Config) -> Result<(Kernel, Vec<String>), Failure> {
 pub fn boot(config: &Config) -> Result<(), Failure> {
     let state = remembered(config);
     let (kernel, _) = kernel(config)?;
-    let mut keeper = keeper(config, &state, kernel)?;
+    let mut keeper = keeper(config, &state, &ordered(config), kernel)?;
     keeper.settle()?;
     Ok(())
 }
@@ -103,8 +123,8 @@ pub fn dry_run(config: &Config) -> Result<String, Failure> {
     let state = remembered(config);
     let mut text = String::new();
     let sink = |script| text = script;
-    let dry = groupcast_enforce::enforcer::DryRun { name: config.table.clone(), table: Default::default(), sink };
-    keeper(config, &state, dry)?.settle()?;
+    let dry = DryRun { name: config.table.clone(), table: Default::default(), sink };
+    keeper(config, &state, &ordered(config), dry)?.settle()?;
     Ok(text)
 }
 
@@ -114,15 +134,34 @@ pub fn cleanup(config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Follows the bus and enforces what it says.
 pub async fn run(config: Config) -> Result<(), Failure> {
+    let (kernel, missing_features) = kernel(&config)?;
+    let links = Links::open()?;
+    run_with(config, kernel, missing_features, Some(links)).await
+}
+
+/// The same, and prints what would be done to the kernel instead of doing it. Needs no rights.
+pub async fn run_dry(config: Config) -> Result<(), Failure> {
+    tracing::warn!("dry run: nothing is enforced");
+    let sink = |script: String| print!("{script}");
+    let dry = DryRun { name: config.table.clone(), table: Default::default(), sink };
+    run_with(config, dry, vec!["everything: this is a dry run".to_owned()], None).await
+}
+
+async fn run_with<E>(config: Config, enforcer: E, missing_features: Vec<String>, links: Option<Links>) -> Result<(), Failure>
+where
+    E: Holder + Unpin + Send + 'static,
+    E::Error: 'static,
+{
     let manager = Manager::from_environment();
     let listener = api::listen(&config.socket)?;
     if let Some(folder) = config.state.parent() {
         std::fs::create_dir_all(folder)?;
     }
     let state = remembered(&config);
-    let (kernel, missing_features) = kernel(&config)?;
-    let keeper = keeper(&config, &state, kernel)?;
+    let orders = ordered(&config);
+    let keeper = keeper(&config, &state, &orders, enforcer)?;
     let queue = Queue::default();
     let (progress, told) = watch::channel(Progress { turns: 0, enforced: 0, state: HostState::Enforcing });
     let disk = Disk { path: config.state.clone() };
@@ -131,23 +170,26 @@ pub async fn run(config: Config) -> Result<(), Failure> {
         keeper,
         table: config.table.clone(),
         configured: config.settings.clone(),
-        mode: state.facts.mode.clone(),
+        mode: orders.mode,
         queue: queue.clone(),
         progress,
-        disk: disk.recipient(),
+        disk: disk.clone().recipient(),
+        disk_of_orders: disk.recipient(),
         host: config.host.clone(),
         missing_features,
-        links: Some(Links::open()?),
+        links,
     };
     let enforcement = Enforcement::start_in_arbiter(&Arbiter::new().handle(), move |_| Enforcement::new(parts));
     // What the disk knows is in force before anybody is told that we are ready.
     enforcement.send(AskEnforced).await?;
     let wake = enforcement.clone().recipient::<Wake>();
-    let inbox = Inbox::open(&config, queue, host::random()?, move || {
+    let (forgets, forgotten) = mpsc::channel(1);
+    let wake = move || {
         // A full mailbox holds a wake already.
         let _ = wake.try_send(Wake);
-    });
-    let inbox = Arc::new(inbox.await?);
+    };
+    let inbox = Arc::new(Inbox::open(&config, queue, host::random()?, wake, forgets).await?);
+    let registration = registration::start(&config, inbox.clone(), forgotten, told.clone())?;
     tokio::spawn(acknowledge(inbox.clone(), told.clone()));
     tokio::spawn(manager.clone().watch(enforcement.clone().recipient()));
     if let Some(address) = config.http {
@@ -167,7 +209,7 @@ pub async fn run(config: Config) -> Result<(), Failure> {
         explanation: enforcement.clone().recipient(),
         progress: told,
         inbox,
-        boot: host::random()?,
+        registration,
     };
     let keep = enforcement.recipient::<Keep>();
     manager.ready(config.host.as_str());

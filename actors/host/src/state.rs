@@ -1,4 +1,4 @@
-//! The last good state on disk: documents, attachments, mode, stamp. Written whole beside the old one, synced, then renamed over it; a
+//! The last good state on disk: documents and stamp. Written whole beside the old one, synced, then renamed over it; a
 //! file that is damaged or not ours is named and ignored.
 
 use std::collections::{BTreeMap, HashMap};
@@ -12,12 +12,10 @@ use groupcast_policy::topic::Topic;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::config::WrittenAttachment;
-
 pub type Replica = HashMap<Topic, Document>;
 
 /// What it is, and in its last byte in which version: only this one is believed, what another version says is fetched anew.
-const MAGIC: &[u8; 8] = b"gcstate1";
+const MAGIC: &[u8; 8] = b"gcstate2";
 /// More than any host could hold.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
@@ -28,9 +26,6 @@ pub struct Facts {
     /// The bits of marks that it is written to.
     #[serde(default)]
     pub mark_mask: Option<u32>,
-    /// As the operator set it at run time, with the reason; the configuration's otherwise.
-    pub mode: Option<(String, String)>,
-    pub attachments: Vec<WrittenAttachment>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -121,16 +116,22 @@ impl State {
     }
 
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        let beside = path.with_extension("new");
-        let mut file = File::create(&beside)?;
-        file.write_all(&self.encode())?;
-        file.sync_all()?;
-        fs::rename(&beside, path)?;
-        // The rename itself lasts only once its folder is synced.
-        match path.parent() {
-            Some(folder) => File::open(folder)?.sync_all(),
-            None => Ok(()),
-        }
+        write_whole(path, &self.encode())
+    }
+}
+
+/// After this the file holds these bytes, whatever happens; if it fails, what it held before.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let mut file = File::create(&beside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&beside, path)?;
+    // The rename itself lasts only once its folder is synced.
+    match path.parent() {
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
     }
 }
 
@@ -150,7 +151,7 @@ mod tests {
                 documents.insert(topic.clone(), stage.document(&topic).cloned().unwrap_or_default());
             }
         }
-        let facts = Facts { host: "h0".into(), stamp: 9, mark_mask: Some(0xff_ffff), mode: None, attachments: Vec::new() };
+        let facts = Facts { host: "h0".into(), stamp: 9, mark_mask: Some(0xff_ffff) };
         State { facts, documents }
     }
 
@@ -184,7 +185,7 @@ mod tests {
         State::default().write(&path).unwrap();
         some_state().write(&path).unwrap();
         assert_eq!(State::read(&path).unwrap().unwrap(), some_state());
-        fs::write(&path, b"gcstate1 nonsense").unwrap();
+        fs::write(&path, b"gcstate2 nonsense").unwrap();
         assert!(matches!(State::read(&path), Err(StateError::Damaged(_))));
         fs::remove_dir_all(&folder).unwrap();
     }

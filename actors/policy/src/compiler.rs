@@ -83,6 +83,8 @@ struct GroupRow {
     group: Option<Arc<Group>>,
     /// As the group says; here because every member that comes or goes asks.
     admits_internet: bool,
+    /// Likewise: only the healthy are members.
+    wants_health: bool,
     /// As the group says, or said while its bindings are being taken away.
     is_stateless: bool,
     /// The groups its rules name, each once, and for which families.

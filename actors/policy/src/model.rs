@@ -112,6 +112,8 @@ pub struct Group {
     pub owner: Owner,
     /// Whether the whole internet may be a member.
     pub internet_member: bool,
+    /// Only workloads that are well are members. The group's rules apply to the others all the same.
+    pub healthy_members: bool,
 }
 
 impl Group {
@@ -126,6 +128,7 @@ impl Group {
             members: BTreeSet::new(),
             owner: Owner::Gateway,
             internet_member: false,
+            healthy_members: false,
         }
     }
 
@@ -159,6 +162,11 @@ impl Group {
     pub fn admits(&self, member: Prefix) -> bool {
         self.internet_member || !is_internet(member)
     }
+
+    /// Whether a workload that has the group is among its members.
+    pub fn counts(&self, workload: &Workload) -> bool {
+        !(self.healthy_members && workload.unhealthy)
+    }
 }
 
 fn union(a: Phases, b: Phases) -> Phases {
@@ -176,10 +184,31 @@ pub fn is_internet(member: Prefix) -> bool {
     }
 }
 
+/// Longest path that is asked for, and longest name of a process.
+pub const PROBE_BYTES_MAX: usize = 256;
+
+/// What is looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Probe {
+    /// The port takes connections.
+    Tcp { port: u16 },
+    /// The path is answered with a status below 400.
+    Http { port: u16, path: String },
+    /// A process of this name runs on the host.
+    Process { name: String },
+}
+
+impl Probe {
+    /// Whether the text can be part of a request, and of a line in a log.
+    pub fn is_plain(text: &str) -> bool {
+        !text.is_empty() && text.len() <= PROBE_BYTES_MAX && text.bytes().all(|b| b.is_ascii_graphic())
+    }
+}
+
 /// How a host checks that a workload is well.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthCheck {
-    pub port: u16,
+    pub probe: Probe,
     pub interval_seconds: u32,
 }
 
@@ -240,6 +269,8 @@ pub struct Workload {
     pub enforced: Option<Enforced>,
     /// Groups that the entry names itself, as a Neutron port does. One that does not exist means nothing until it does.
     pub groups: BTreeSet<GroupId>,
+    /// Its host found that it is not well.
+    pub unhealthy: bool,
 }
 
 impl Workload {
@@ -258,6 +289,7 @@ impl Workload {
             incarnation: 1,
             enforced: None,
             groups: BTreeSet::new(),
+            unhealthy: false,
         }
     }
 

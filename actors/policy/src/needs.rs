@@ -127,9 +127,16 @@ fn edit_edges(need: &Need, held: Option<&Content>, edit: &Edit, change: &mut imp
     }
 }
 
+/// Topics in no order.
+pub type Topics = HashSet<Topic, foldhash::fast::RandomState>;
+
 /// From scratch: all topics the host needs, as far as the documents known here tell.
 pub fn needed(host: &HostId, documents: &impl Documents) -> BTreeSet<Topic> {
-    // Hashed, and sorted once at the end: a controller does this for every host that joins.
+    needed_unordered(host, documents).into_iter().collect()
+}
+
+/// The same without putting them in order, which costs more than finding them: a controller does this for every host that joins.
+pub fn needed_unordered(host: &HostId, documents: &impl Documents) -> Topics {
     let mut seen: HashSet<Need, foldhash::fast::RandomState> = HashSet::default();
     let mut open = vec![Need::Host(host.clone())];
     while let Some(need) = open.pop() {

@@ -156,7 +156,8 @@ impl World {
     pub fn is_member(&self, group: &Group, address: IpAddr) -> bool {
         group.members.iter().any(|prefix| prefix.contains(address))
             || self.registry.workloads.values().any(|workload| {
-                !self.reaches(group, workload).is_empty()
+                group.counts(workload)
+                    && !self.reaches(group, workload).is_empty()
                     && workload.all_addresses().any(|prefix| group.admits(prefix) && prefix.contains(address))
             })
     }

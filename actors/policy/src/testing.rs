@@ -83,7 +83,9 @@ use std::sync::Arc;
 
 use crate::doc::{Enforced, Phase, Phases};
 use crate::ids::{AppId, HostId, NetworkId, SpaceId, TemplateId, WorkloadId};
-use crate::model::{Binding, Event, Group, GroupRule, Labels, Requirement, Selector, Target, Template, Workload};
+use crate::model::{
+    Binding, Event, Group, GroupRule, HealthCheck, Labels, Probe, Requirement, Selector, Target, Template, Workload,
+};
 use crate::topic::Scope;
 
 pub const WORKLOADS: u8 = 5;
@@ -162,14 +164,15 @@ pub fn any_group() -> impl Strategy<Value = Group> {
         prop::collection::vec(any_rule(), 0..4),
         prop::collection::vec(any_binding(), 0..3),
         prop::collection::btree_set(any_prefix(), 0..2),
-        prop::bool::weighted(0.3),
+        (prop::bool::weighted(0.3), prop::bool::weighted(0.3)),
     )
-        .prop_map(|(id, stateful, rules, bindings, members, internet_member)| Group {
+        .prop_map(|(id, stateful, rules, bindings, members, (internet_member, healthy_members))| Group {
             stateful,
             rules: rules.into_iter().map(GroupRule::from).collect(),
             bindings,
             members,
             internet_member,
+            healthy_members,
             ..Group::new(id)
         })
 }
@@ -189,9 +192,25 @@ pub fn network(index: u8) -> NetworkId {
     NetworkId::new(&format!("n{index}")).unwrap()
 }
 
+fn any_health() -> impl Strategy<Value = Option<HealthCheck>> {
+    let probe = prop_oneof![
+        (1..u16::MAX).prop_map(|port| Probe::Tcp { port }),
+        (1..u16::MAX, "/[a-z]{0,8}").prop_map(|(port, path)| Probe::Http { port, path }),
+        "[a-z]{1,8}".prop_map(|name| Probe::Process { name }),
+    ];
+    prop::option::weighted(0.3, (probe, 1..100u32).prop_map(|(probe, interval_seconds)| HealthCheck { probe, interval_seconds }))
+}
+
 pub fn any_template() -> impl Strategy<Value = Template> {
-    (any_template_id(), any_labels(), prop::collection::btree_set(any_key(), 0..2), any_enforced())
-        .prop_map(|(id, labels, own_labels, enforced)| Template { labels, own_labels, enforced, ..Template::new(id, network(0)) })
+    (any_template_id(), any_labels(), prop::collection::btree_set(any_key(), 0..2), any_enforced(), any_health()).prop_map(
+        |(id, labels, own_labels, enforced, health)| Template {
+            labels,
+            own_labels,
+            enforced,
+            health,
+            ..Template::new(id, network(0))
+        },
+    )
 }
 
 pub fn any_workload() -> impl Strategy<Value = Workload> {
@@ -202,10 +221,18 @@ pub fn any_workload() -> impl Strategy<Value = Workload> {
         any_labels(),
         (prop::option::of(any_space()), prop::option::of(any_app()), any_phase()),
         (prop::option::weighted(0.3, any_template_id()), 1..3u64, any_enforced()),
-        prop::collection::btree_set(any_group_id(), 0..2),
+        (prop::collection::btree_set(any_group_id(), 0..2), prop::bool::weighted(0.3)),
     )
         .prop_map(
-            |((id, host, net), addresses, pairs, labels, (space, app, phase), (template, incarnation, enforced), groups)| {
+            |(
+                (id, host, net),
+                addresses,
+                pairs,
+                labels,
+                (space, app, phase),
+                (template, incarnation, enforced),
+                (groups, unhealthy),
+            )| {
                 Workload {
                     addresses,
                     pairs,
@@ -217,6 +244,7 @@ pub fn any_workload() -> impl Strategy<Value = Workload> {
                     incarnation,
                     enforced,
                     groups,
+                    unhealthy,
                     ..Workload::new(workload_id(id), host_id(host), network(net))
                 }
             },

@@ -10,7 +10,7 @@ use groupcast_messages::{
 };
 use groupcast_policy::doc::{Digest, Document, Edit};
 use groupcast_policy::ids::HostId;
-use groupcast_policy::needs::{Documents, needed};
+use groupcast_policy::needs::{Documents, needed, needed_unordered};
 use groupcast_policy::topic::{Topic, TopicHash};
 
 /// Deltas kept per topic: a host that missed more gets the document.
@@ -198,12 +198,17 @@ impl Replica {
         let mut writer = ChunkWriter::new(ask.ask, self.cut, chunk_bytes_max);
         // Revisions of an earlier life of the stream mean nothing in this one.
         let comparable = ask.term >= self.since;
-        let mut needed: BTreeSet<Topic> = needed(host, self);
+        let mut needed = needed_unordered(host, self);
         let absent = Kept::default();
         for (index, (hash, held)) in ask.held.iter().enumerate() {
-            let topic = self.by_hash.get(hash).cloned().or_else(|| needed.iter().find(|topic| topic.hash64() == *hash).cloned());
-            let is_needed = topic.as_ref().is_some_and(|topic| needed.remove(topic));
-            let kept = topic.as_ref().and_then(|topic| self.topics.get(topic)).unwrap_or(&absent);
+            // What was never published is found only among what is needed.
+            let topic = self.by_hash.get(hash);
+            let unpublished = || needed.iter().find(|topic| topic.hash64() == *hash).cloned();
+            let is_needed = match topic {
+                Some(topic) => needed.remove(topic),
+                None => unpublished().is_some_and(|topic| needed.remove(&topic)),
+            };
+            let kept = topic.and_then(|topic| self.topics.get(topic)).unwrap_or(&absent);
             let reference = TopicRef::Asked(index as u32);
             let held = if comparable { *held } else { 0 };
             if held != 0 && held == kept.revision {
@@ -214,7 +219,7 @@ impl Replica {
                 writer.push_encoded(reference, is_needed, kept.revision, kept.encoded());
             }
         }
-        for topic in needed {
+        for topic in needed.into_iter().collect::<BTreeSet<Topic>>() {
             let kept = self.topics.get(&topic).unwrap_or(&absent);
             writer.push_encoded(TopicRef::Named(topic), true, kept.revision, kept.encoded());
         }

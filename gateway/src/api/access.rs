@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{App, FORMAT_VERSION};
-use crate::problem::Problem;
+use crate::problem::{Problem, Reading};
 use crate::scope::Scope;
 use crate::token::{self, Principal, Role};
 
@@ -98,8 +98,7 @@ pub struct WhoAmI {
 
 /// Who the token belongs to and what it is good for.
 #[utoipa::path(get, path = "/v1/whoami", tag = "administration", security(("token" = [])), responses(
-    (status = 200, body = WhoAmI),
-    (status = 401, body = Problem), (status = 429, body = Problem), (status = 503, body = Problem),
+    (status = 200, body = WhoAmI), Reading,
 ))]
 pub async fn whoami(caller: Caller) -> Json<WhoAmI> {
     let Caller { principal: Principal { id, role, scope }, from } = caller;

@@ -310,7 +310,10 @@ pub async fn get_change(
 }
 
 fn parse_number(text: &str) -> Result<u64, Problem> {
-    text.parse().map_err(|_| Problem::bad_request("a change is called by its number"))
+    match text.parse().map_err(|_| Problem::bad_request("a change is called by its number"))? {
+        0 => Err(Problem::not_found("there is no change 0: they count from 1")),
+        number => Ok(number),
+    }
 }
 
 /// From memory, or from the stream if it is older than that.

@@ -11,8 +11,9 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::access::Caller;
 use super::body::{Named, Queried};
-use super::{App, FORMAT_VERSION, Listed, Page};
+use super::{App, FORMAT_VERSION, Listed, Page, registrations};
 use crate::problem::{Problem, Reading, ReadingOne};
+use crate::progress::HostStanding;
 
 /// A group and why a workload has it.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -85,7 +86,19 @@ pub struct HostWorkload {
 pub struct ShownHost {
     pub format_version: String,
     pub host: String,
+    /// Of one that enrolled itself: `live`, `suspect`, `frozen`, or `unknown` while no controller leads. `placed` if a source says where
+    /// its workloads are and nobody expects to hear from it.
+    pub state: String,
+    /// Since when its entry is as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    /// Milliseconds since it was last heard of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heard_ms: Option<u64>,
     pub workloads: Vec<HostWorkload>,
+    /// What the host does, as its agent says; nothing where no controller has heard of it, or none answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standing: Option<HostStanding>,
 }
 
 impl ShownHost {
@@ -95,7 +108,24 @@ impl ShownHost {
         Self {
             format_version: FORMAT_VERSION.to_owned(),
             host: host.to_string(),
+            state: if entry.enrolled.is_some() { "unknown" } else { "placed" }.to_owned(),
+            since: None,
+            heard_ms: None,
             workloads: entry.workloads.iter().map(workload).collect(),
+            standing: None,
+        }
+    }
+}
+
+/// Fills in what only controllers know.
+async fn with_states(app: &App, hosts: &mut [ShownHost]) {
+    let enrolled = hosts.iter().filter(|host| host.state != "placed").map(|host| host.host.clone()).collect();
+    let named = hosts.iter().map(|host| host.host.clone()).collect();
+    let (mut seen, mut known) = tokio::join!(registrations::seen(app, enrolled), app.progress.hosts(named));
+    for host in hosts {
+        host.standing = known.remove(&host.host);
+        if let Some(seen) = seen.remove(&host.host) {
+            (host.state, host.since, host.heard_ms) = (seen.state, Some(seen.since), Some(seen.heard_ms));
         }
     }
 }
@@ -109,12 +139,12 @@ pub async fn list_hosts(
     _: Caller,
     Queried(page): Queried<Page>,
 ) -> Result<Json<Listed<ShownHost>>, Problem> {
-    let local = app.followed.local();
-    Ok(Json(Listed::new(page.cut(
-        local.hosts().iter(),
-        |(host, _)| host.as_str(),
-        |(host, entry)| ShownHost::new(host, entry),
-    )?)))
+    let (mut hosts, next) = {
+        let local = app.followed.local();
+        page.cut(local.hosts().iter(), |(host, _)| host.as_str(), |(host, entry)| ShownHost::new(host, entry))?
+    };
+    with_states(&app, &mut hosts).await;
+    Ok(Json(Listed::new((hosts, next))))
 }
 
 /// Reads one host.
@@ -122,7 +152,8 @@ pub async fn list_hosts(
     responses((status = 200, body = ShownHost), ReadingOne))]
 pub async fn get_host(State(app): State<App>, _: Caller, Named(id): Named) -> Result<Json<ShownHost>, Problem> {
     let id = HostId::new(&id).map_err(|error| Problem::bad_request(error.to_string()))?;
-    let local = app.followed.local();
-    let entry = local.hosts().get(&id).ok_or_else(|| Problem::not_found(format!("host {id} is not registered")))?;
-    Ok(Json(ShownHost::new(&id, entry)))
+    let host = app.followed.local().hosts().get(&id).map(|entry| ShownHost::new(&id, entry));
+    let mut host = host.ok_or_else(|| Problem::not_found(format!("host {id} is not registered")))?;
+    with_states(&app, std::slice::from_mut(&mut host)).await;
+    Ok(Json(host))
 }

@@ -21,8 +21,13 @@ pub enum Kind {
     Workloads,
     #[value(alias = "host")]
     Hosts,
+    /// Hosts that enrolled themselves, with their workloads.
+    #[value(alias = "registration")]
+    Registrations,
     #[value(alias = "change")]
     Changes,
+    #[value(alias = "source")]
+    Sources,
     #[value(alias = "token")]
     Tokens,
 }
@@ -34,7 +39,9 @@ impl Kind {
             Self::Templates => "/v1/templates",
             Self::Workloads => "/v1/workloads",
             Self::Hosts => "/v1/hosts",
+            Self::Registrations => "/v1/registrations",
             Self::Changes => "/v1/changes",
+            Self::Sources => "/v1/sources",
             Self::Tokens => "/v1/tokens",
         }
     }
@@ -45,7 +52,9 @@ impl Kind {
             Self::Templates => "template",
             Self::Workloads => "workload",
             Self::Hosts => "host",
+            Self::Registrations => "registration",
             Self::Changes => "change",
+            Self::Sources => "source",
             Self::Tokens => "token",
         }
     }
@@ -109,7 +118,7 @@ pub fn shown(kind: Kind, single: bool, items: &[Value], format: Format) -> Strin
     }
 }
 
-fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
@@ -119,9 +128,9 @@ fn text(value: &Value) -> String {
 
 fn id(kind: Kind, item: &Value) -> String {
     match kind {
-        Kind::Hosts => text(&item["host"]),
+        Kind::Hosts | Kind::Registrations => text(&item["host"]),
         Kind::Changes => text(&item["change"]),
-        Kind::Tokens => text(&item["id"]),
+        Kind::Sources | Kind::Tokens => text(&item["id"]),
         _ => text(&item["document"]["id"]),
     }
 }
@@ -135,15 +144,29 @@ fn joined(value: &Value) -> String {
     items.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
+/// How long ago a host was last heard of.
+fn heard(item: &Value) -> String {
+    let ago = |ms: u64| format!("{} ago", humantime::format_duration(std::time::Duration::from_secs(ms / 1_000)));
+    item["heard_ms"].as_u64().or(item["standing"]["heard_ms_ago"].as_u64()).map_or(String::new(), ago)
+}
+
 fn head(kind: Kind, wide: bool) -> Vec<&'static str> {
     let (mut narrow, more): (Vec<&str>, Vec<&str>) = match kind {
         Kind::Groups => {
             (vec!["id", "rules", "bindings", "members", "owner"], vec!["revision", "changed by", "changed at", "name"])
         }
         Kind::Templates => (vec!["id", "network", "spaces", "prefixes"], vec!["revision", "changed by", "changed at"]),
-        Kind::Workloads => (vec!["id", "host", "addresses", "space", "app"], vec!["network", "phase", "labels", "groups"]),
-        Kind::Hosts => (vec!["host", "workloads"], vec!["names"]),
+        Kind::Workloads => (
+            vec!["id", "host", "addresses", "space", "app"],
+            vec!["network", "phase", "labels", "groups", "incarnation", "health"],
+        ),
+        Kind::Hosts => (vec!["host", "state", "enforcement", "workloads"], vec!["since", "last heard", "reason", "names"]),
+        Kind::Registrations => (
+            vec!["host", "state", "templates", "workloads"],
+            vec!["since", "last heard", "boot", "incarnations", "addresses", "unhealthy"],
+        ),
         Kind::Changes => (vec!["change", "at", "by", "documents", "reason"], vec!["names"]),
+        Kind::Sources => super::sources::head(),
         Kind::Tokens => (vec!["id", "role", "expires", "description"], vec!["ids", "bindings", "members", "created"]),
     };
     if wide {
@@ -180,13 +203,48 @@ fn row(kind: Kind, item: &Value, wide: bool) -> Vec<String> {
             (
                 [narrow.to_vec(), vec![joined(&document["addresses"]), text(&document["space"]), text(&document["app"])]]
                     .concat(),
-                vec![text(&document["network"]), phase, labels.unwrap_or_default(), joined(&document["groups"])],
+                vec![
+                    text(&document["network"]),
+                    phase,
+                    labels.unwrap_or_default(),
+                    joined(&document["groups"]),
+                    text(&document["incarnation"]),
+                    if document["unhealthy"] == true { "unhealthy".to_owned() } else { String::new() },
+                ],
             )
         }
         Kind::Hosts => {
             let names =
                 item["workloads"].as_array().map(|list| list.iter().map(|w| text(&w["workload"])).collect::<Vec<_>>().join(","));
-            (vec![text(&item["host"]), count(&item["workloads"])], vec![names.unwrap_or_default()])
+            let standing = &item["standing"];
+            let enforcement = match (standing["state"].as_str(), standing["behind"] == true) {
+                (None, _) => "unknown".to_owned(),
+                (Some(state), true) => format!("{state}, behind"),
+                (Some(state), false) => state.to_owned(),
+            };
+            (
+                vec![text(&item["host"]), text(&item["state"]), enforcement, count(&item["workloads"])],
+                vec![text(&item["since"]), heard(item), text(&standing["reason"]), names.unwrap_or_default()],
+            )
+        }
+        Kind::Registrations => {
+            let workloads = item["workloads"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let each = |show: &dyn Fn(&Value) -> String| {
+                let shown: Vec<String> = workloads.iter().map(show).filter(|text| !text.is_empty()).collect();
+                shown.join(",")
+            };
+            let unhealthy = |w: &Value| if w["healthy"] == false { text(&w["workload"]) } else { String::new() };
+            (
+                vec![text(&item["host"]), text(&item["state"]), joined(&item["templates"]), each(&|w| text(&w["workload"]))],
+                vec![
+                    text(&item["since"]),
+                    heard(item),
+                    text(&item["boot"]),
+                    each(&|w| text(&w["incarnation"])),
+                    each(&|w| joined(&w["addresses"])),
+                    each(&unhealthy),
+                ],
+            )
         }
         Kind::Changes => {
             let name = |document: &Value| {
@@ -205,6 +263,7 @@ fn row(kind: Kind, item: &Value, wide: bool) -> Vec<String> {
                 vec![names.unwrap_or_default()],
             )
         }
+        Kind::Sources => super::sources::row(item),
         Kind::Tokens => {
             let expires = match (item["expired"] == true, item["expires_at"].as_str()) {
                 (true, _) => "expired".to_owned(),

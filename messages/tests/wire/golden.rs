@@ -4,11 +4,12 @@ use std::fmt::Debug;
 
 use groupcast_messages::{
     Ack, Answer, Ask, Beat, BeatAnswer, Body, Chunk, ChunkWriter, Companions, Cut, DecodeError, Delta, EntropyAnswer,
-    EntropyCheck, Entry, FRESH_WITHIN_MS_MAX, HostRequest, HostRequestAnswer, HostState, Lead, Nudge, Past, Register,
-    RegisterAnswer, RegisterWorkload, Tally, TopicRef, entropy_item,
+    EntropyCheck, Entry, FRESH_WITHIN_MS_MAX, HealthReport, HostRequest, HostRequestAnswer, HostState, Lead, Nudge, Past,
+    Register, RegisterAnswer, RegisterWorkload, Tally, TopicRef, entropy_item,
 };
 use groupcast_policy::doc::{Content, Digest, Document, Edit, Enforced, Phase, Phases, Placement, RuleKey};
 use groupcast_policy::ids::{AppId, GroupId, NetworkId, SpaceId, WorkloadId};
+use groupcast_policy::model::{HealthCheck, Probe};
 use groupcast_policy::net::{AddressSet, Family, Prefix, Span};
 use groupcast_policy::rule::{Action, Direction, Remote, Rule, Traffic};
 use groupcast_policy::topic::{Topic, TopicHash};
@@ -496,13 +497,22 @@ fn register() {
     same(Register { boot: 1, template: None, workloads: vec![] }, Register::encode, Register::decode, "82 a176 01 a162 01");
     let incarnations = vec![(WorkloadId::new("w1").unwrap(), 2), (WorkloadId::new("w2").unwrap(), 300)];
     same(
-        RegisterAnswer::Registered { incarnations },
+        RegisterAnswer::Registered { incarnations, health: None },
         RegisterAnswer::encode,
         RegisterAnswer::decode,
         "84 a176 01 a16b 00
          a177 92 a2 7731 a2 7732    # w: workloads
          a169 c403 02 ac02          # i: incarnations 2 and 300",
     );
+    for (probe, golden) in [
+        (Probe::Tcp { port: 80 }, "84 a176 01 a16b 00 a165 05 a16f 50 # e: every 5 s, o: port"),
+        (Probe::Http { port: 80, path: "/x".into() }, "85 a176 01 a16b 00 a165 05 a16f 50 a170 a2 2f78 # p: path"),
+        (Probe::Process { name: "sh".into() }, "84 a176 01 a16b 00 a165 05 a163 a2 7368 # c: process"),
+    ] {
+        let health = Some(HealthCheck { probe, interval_seconds: 5 });
+        let answer = RegisterAnswer::Registered { incarnations: vec![], health };
+        same(answer, RegisterAnswer::encode, RegisterAnswer::decode, golden);
+    }
     same(
         RegisterAnswer::Refused { retryable: true, reason: "no".into() },
         RegisterAnswer::encode,
@@ -516,6 +526,23 @@ fn host_request() {
     let (encode, decode) = (HostRequest::encode, HostRequest::decode);
     same(HostRequest::Fresh { within_ms: 5000 }, encode, decode, "83 a176 01 a171 00 a164 cd1388 # q: fresh, d: 5000");
     same(HostRequest::Leave { boot: 7 }, encode, decode, "83 a176 01 a171 01 a16f 07 # q: leave, o: boot");
+    let (network, workload) = (NetworkId::new("n").unwrap(), WorkloadId::new("w").unwrap());
+    same(
+        HostRequest::Remove { boot: 7, workloads: vec![(network.clone(), workload.clone())] },
+        encode,
+        decode,
+        "85 a176 01 a171 02 a16f 07
+         a16e 91 a1 6e  a177 91 a1 77    # n: networks, w: workloads",
+    );
+    same(
+        HostRequest::Health { boot: 7, reports: vec![HealthReport { network, workload, incarnation: 300, healthy: true }] },
+        encode,
+        decode,
+        "87 a176 01 a171 03 a16f 07
+         a16e 91 a1 6e  a177 91 a1 77
+         a169 c402 ac02                  # i: incarnations
+         a168 c401 01                    # h: well",
+    );
     let (encode, decode) = (HostRequestAnswer::encode, HostRequestAnswer::decode);
     same(HostRequestAnswer::Done { cut: Cut { term: 3, lead: 9 } }, encode, decode, "84 a176 01 a16b 00 a174 03 a16c 09");
     let refused = HostRequestAnswer::Refused { retryable: true, reason: "no".into() };

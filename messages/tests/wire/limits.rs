@@ -181,7 +181,7 @@ fn workloads_and_labels() {
     bounded(REGISTER_WORKLOADS_MAX, |n| register((0..n).map(workload).collect()));
     bounded(REGISTER_WORKLOADS_MAX, |n| {
         let incarnations = (0..n).map(|n| (WorkloadId::new(&format!("w{n}")).unwrap(), 1)).collect();
-        RegisterAnswer::decode(&RegisterAnswer::Registered { incarnations }.encode())
+        RegisterAnswer::decode(&RegisterAnswer::Registered { incarnations, health: None }.encode())
     });
     let labelled = |labels| register(vec![RegisterWorkload { labels, ..workload(0) }]);
     let labels = |n| labelled((0..n).map(|n| (format!("k{n}"), String::new())).collect());

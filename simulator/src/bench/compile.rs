@@ -318,7 +318,7 @@ fn change(timed: Timed, compiler: &mut Compiler, event: Event) -> anyhow::Result
 }
 
 /// The most memory this process ever had, input and output included.
-fn peak_rss_mb() -> anyhow::Result<f64> {
+pub(super) fn peak_rss_mb() -> anyhow::Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).context("/proc/self/status has no VmHWM")?;
     let kib: f64 = line.split_whitespace().nth(1).context("VmHWM has no number")?.parse()?;

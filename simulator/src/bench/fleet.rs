@@ -58,15 +58,17 @@ impl Incidents {
 
 /// Processor time of this process and the server's so far: on a shared machine it says more than the clock.
 pub fn cpu(server: &Server) -> Duration {
-    let used = |pid: u32| -> Option<u64> {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name in parentheses may contain anything; the two times are the 12th and 13th word after it.
-        let mut words = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
-        Some(words.next()?.parse::<u64>().ok()? + words.next()?.parse::<u64>().ok()?)
-    };
-    let ticks = used(std::process::id()).unwrap_or(0) + server.pid().and_then(used).unwrap_or(0);
+    cpu_of(std::process::id()).unwrap_or_default() + server.pid().and_then(cpu_of).unwrap_or_default()
+}
+
+/// Processor time of one process so far.
+pub fn cpu_of(pid: u32) -> Option<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may contain anything; the two times are the 12th and 13th word after it.
+    let mut words = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
+    let ticks = words.next()?.parse::<u64>().ok()? + words.next()?.parse::<u64>().ok()?;
     // Linux counts processor time for user space in hundredths of a second on every platform.
-    Duration::from_millis(ticks * 10)
+    Some(Duration::from_millis(ticks * 10))
 }
 
 /// Counts arrivals and keeps the time of the last.

@@ -3,8 +3,11 @@
 //! byte, by hosts that know their topics and decode afterwards. `synced_ms` is the whole way by the real reader: finding out which
 //! topics there are, subscribing to them, asking twice, verifying and applying everything, with the readers of all hosts on the
 //! processors of this one machine. `bare_ms` is what the bus takes to carry these bytes when a program sends them without being
-//! asked: no service on it can be faster, so `floor` (`bare_ms / direct_get_ms`) is the best ratio there can be on this machine.
+//! asked, in the best of several chunk sizes: no service on it can be faster, so `floor` (`bare_ms / direct_get_ms`) is the best
+//! ratio there can be on this machine. These clients count bytes and do nothing else; `agents_ms` and `agents_direct_get_ms` are the
+//! same two ways with the client library that agents use, which has to handle each message.
 
+mod agents;
 mod fetch;
 
 use std::collections::BTreeSet;
@@ -15,10 +18,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use clap::Args;
 use groupcast_bus_config::server::Server;
-use groupcast_messages::Cut;
+use groupcast_messages::{CHUNK_BYTES_MAX, Cut};
 use groupcast_policy::doc::{Document, Edit};
 use groupcast_policy::ids::GroupId;
 use groupcast_policy::topic::{Scope, Topic};
+use groupcast_topics::node::ANSWER_CHUNK_BYTES;
 use groupcast_topics::reader::{Commit, Incident, Reader, Settings};
 
 use super::controller::Controller;
@@ -49,6 +53,9 @@ pub struct Options {
 const MEMBERS_PER_GROUP: usize = 32;
 const RULES_PER_GROUP: usize = 9;
 const PREFIXES_PER_RULE: usize = 7;
+
+/// Chunk sizes tried for the bare bus; the first is the service's own.
+const BARE_CHUNK_BYTES: [usize; 4] = [ANSWER_CHUNK_BYTES, CHUNK_BYTES_MAX, 30_000, 8_000];
 
 /// Between rounds, for the server to let go of the connections of the last one.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -112,17 +119,26 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
     controller.prepare(installation.documents.clone()).await?;
     let bytes_per_host = fetch::store(&server, &installation).await?;
 
-    let (mut ours, mut direct, mut bare, mut synced) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut ours, mut direct, mut synced) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut agents_ours, mut agents_direct) = (Vec::new(), Vec::new());
+    let mut bare = [const { Vec::new() }; BARE_CHUNK_BYTES.len()];
     for round in 1..=options.rounds {
         say(format_args!("round {round} of {}", options.rounds));
-        for (way, times) in [(Way::SnapshotService, &mut ours), (Way::DirectGet, &mut direct), (Way::Bare, &mut bare)] {
+        let lean = [(Way::SnapshotService, &mut ours), (Way::DirectGet, &mut direct)].into_iter();
+        for (way, times) in lean.chain(BARE_CHUNK_BYTES.into_iter().map(Way::Bare).zip(&mut bare)) {
             times.push(fetch::all(way, &server, &installation, bytes_per_host).await?);
+            tokio::time::sleep(SETTLE).await;
+        }
+        for (way, times) in [(Way::SnapshotService, &mut agents_ours), (Way::DirectGet, &mut agents_direct)] {
+            times.push(agents::all(way, &server, &installation, bytes_per_host).await?);
             tokio::time::sleep(SETTLE).await;
         }
         synced.push(sync(&server, &installation).await?);
         tokio::time::sleep(SETTLE).await;
     }
-    let (ours_ms, direct_get_ms, bare_ms) = (median_ms(&mut ours), median_ms(&mut direct), median_ms(&mut bare));
+    let (ours_ms, direct_get_ms) = (median_ms(&mut ours), median_ms(&mut direct));
+    let (agents_ms, agents_direct_get_ms) = (median_ms(&mut agents_ours), median_ms(&mut agents_direct));
+    let bare_ms = bare.iter_mut().map(|times| median_ms(times)).fold(f64::INFINITY, f64::min);
     Ok(Report::new("join")
         .with("hosts", installation.hosts)
         .with("topics", installation.topics_per_host())
@@ -133,6 +149,9 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         .with_goal("ratio", ours_ms / direct_get_ms.max(0.001), 0.2)
         .with("bare_ms", bare_ms)
         .with("floor", bare_ms / direct_get_ms.max(0.001))
+        .with("agents_ms", agents_ms)
+        .with("agents_direct_get_ms", agents_direct_get_ms)
+        .with("agents_ratio", agents_ms / agents_direct_get_ms.max(0.001))
         .with("synced_ms", median_ms(&mut synced)))
 }
 

@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A controller that is a process. Ends with its value.
-pub(super) struct Process {
+pub(crate) struct Process {
     pub name: String,
     child: Child,
     address: SocketAddr,
@@ -23,6 +23,11 @@ pub(super) struct Process {
 impl Process {
     /// `binary`: where it is; without it, the one beside this program.
     pub fn start(binary: Option<&Path>, server: &str, name: String, lease_ms: u32) -> anyhow::Result<Self> {
+        Self::start_with(binary, server, name, lease_ms, &[])
+    }
+
+    /// The same with more on its command line.
+    pub fn start_with(binary: Option<&Path>, server: &str, name: String, lease_ms: u32, more: &[&str]) -> anyhow::Result<Self> {
         let binary = match binary {
             Some(path) => path.to_owned(),
             None => std::env::current_exe()?.with_file_name("groupcast"),
@@ -32,6 +37,7 @@ impl Process {
         let (listen, lease) = (address.to_string(), format!("{lease_ms}ms"));
         let child = Command::new(&binary)
             .args(["controller", "--server", server, "--name", &name, "--listen", &listen, "--lease", &lease])
+            .args(more)
             .env("GROUPCAST_LOG", "warn")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -40,6 +46,23 @@ impl Process {
                 format!("cannot run {}: build it with `cargo build --release -p groupcast-gateway`", binary.display())
             })?;
         Ok(Self { name, child, address })
+    }
+
+    /// What it holds in memory.
+    pub fn rss_mb(&self) -> anyhow::Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the kernel says what it holds")?;
+        let kb: f64 = line.split_whitespace().next().context("a number")?.parse()?;
+        Ok(kb / 1024.0)
+    }
+
+    /// Processor time it has used.
+    pub fn cpu(&self) -> anyhow::Result<Duration> {
+        super::fleet::cpu_of(self.child.id()).context("the kernel says what it used")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// SIGKILL.

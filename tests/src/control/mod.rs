@@ -30,7 +30,7 @@ pub use host::Host;
 pub use make::{address, group, shown_mark, workload};
 pub use marked::{GROUPS, Witness, marked, plane_with_hosts};
 pub use otlp::{Collector, Span};
-pub use process::{Controller, binary, run};
+pub use process::{Controller, agent_binary, binary, run};
 pub use tap::Tap;
 
 use crate::World;

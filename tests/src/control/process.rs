@@ -18,22 +18,33 @@ use crate::world::DEADLINE;
 /// The binary of this very tree, built if it is not up to date. `GROUPCAST_BIN` names another.
 pub fn binary() -> &'static PathBuf {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        if let Some(path) = std::env::var_os("GROUPCAST_BIN") {
-            return path.into();
-        }
-        // This test lies in <target>/<profile>/deps.
-        let own = std::env::current_exe().expect("a path");
-        let profile = own.parent().and_then(|deps| deps.parent()).expect("below the target folder");
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["build", "--quiet", "--package", "groupcast-gateway", "--bin", "groupcast"]);
-        cargo.current_dir(env!("CARGO_MANIFEST_DIR")).env("CARGO_TARGET_DIR", profile.parent().expect("the target folder"));
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        assert!(cargo.status().expect("cargo runs").success(), "the groupcast binary cannot be built");
-        profile.join("groupcast")
+    BINARY.get_or_init(|| built("GROUPCAST_BIN", "groupcast-gateway", "groupcast"))
+}
+
+/// The agent, likewise: the one beside the other where that is named.
+pub fn agent_binary() -> &'static PathBuf {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| match std::env::var_os("GROUPCAST_BIN") {
+        Some(path) if std::env::var_os("GROUPCAST_AGENT_BIN").is_none() => PathBuf::from(path).with_file_name("groupcast-agent"),
+        _ => built("GROUPCAST_AGENT_BIN", "groupcast-host", "groupcast-agent"),
     })
+}
+
+fn built(variable: &str, package: &str, name: &str) -> PathBuf {
+    if let Some(path) = std::env::var_os(variable) {
+        return path.into();
+    }
+    // This test lies in <target>/<profile>/deps.
+    let own = std::env::current_exe().expect("a path");
+    let profile = own.parent().and_then(|deps| deps.parent()).expect("below the target folder");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "--package", package, "--bin", name]);
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).env("CARGO_TARGET_DIR", profile.parent().expect("the target folder"));
+    if profile.ends_with("release") {
+        cargo.arg("--release");
+    }
+    assert!(cargo.status().expect("cargo runs").success(), "the {name} binary cannot be built");
+    profile.join(name)
 }
 
 /// A controller that is a process of its own. Ends with its value.
@@ -46,6 +57,11 @@ pub struct Controller {
 
 impl Controller {
     pub fn start(url: &str, name: &str, lease: Duration, more: &[&str]) -> Self {
+        Self::start_in(url, name, lease, more, &[])
+    }
+
+    /// One with more in its environment.
+    pub fn start_in(url: &str, name: &str, lease: Duration, more: &[&str], environment: &[(&str, &str)]) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let log = std::env::temp_dir().join(format!("groupcast-test-{}-{number}-{name}.log", std::process::id()));
@@ -54,6 +70,7 @@ impl Controller {
             .args(["controller", "--server", url, "--name", name, "--listen", "127.0.0.1:0"])
             .args(["--lease", &format!("{}ms", lease.as_millis()), "--reconnect-delay-max", "200ms"])
             .args(more)
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(stderr)

@@ -19,7 +19,7 @@ use groupcast_policy::topic::{Scope, Topic};
 use crate::Name;
 use crate::delta::{Parts, Transaction, Uses};
 use crate::names::View;
-use crate::ruleset::{Element, Has, Keys, Owners, ProfileKey, Refusal, Shape, keys_of};
+use crate::ruleset::{Denies, Element, Has, Keys, Owners, ProfileKey, Refusal, Shape, denies_of, keys_of};
 use crate::settings::{Attached, Attachments, Settings};
 use crate::table::Table;
 
@@ -73,6 +73,8 @@ struct Bound {
     /// How many of them have no rules document.
     missing: usize,
     stateful: usize,
+    /// How many have denies, by direction.
+    denies: [usize; 2],
     /// How many complete profiles of each view jump here.
     views: [usize; 2],
 }
@@ -83,6 +85,7 @@ struct Flags {
     incomplete: bool,
     stateful: bool,
     known: bool,
+    denies: Denies,
 }
 
 /// A group that a scope or a profile names.
@@ -141,16 +144,18 @@ impl Bound {
             incomplete: !self.synced || self.missing > 0,
             stateful: self.stateful > 0,
             known: self.groups.len() > self.missing,
+            denies: self.denies.map(|count| count > 0),
         }
     }
 
     fn count(&mut self, rules: Option<Summary>, more: bool) {
-        let counter = match rules {
-            None => &mut self.missing,
-            Some(summary) if summary.stateful => &mut self.stateful,
-            Some(_) => return,
-        };
-        *counter = if more { *counter + 1 } else { counter.saturating_sub(1) };
+        let step = |count: &mut usize| *count = if more { *count + 1 } else { count.saturating_sub(1) };
+        let Some(summary) = rules else { return step(&mut self.missing) };
+        if summary.stateful {
+            step(&mut self.stateful);
+        }
+        let denies = denies_of(summary.has);
+        self.denies.iter_mut().zip(denies).filter(|(_, denies)| *denies).for_each(|(count, _)| step(count));
     }
 }
 

@@ -9,8 +9,8 @@ use super::groups::log;
 use super::workloads::Keys;
 use crate::Name;
 use crate::expression::{
-    FAMILY_V4, FAMILY_V6, Field, ORIGINAL, REPLY, STATE_ESTABLISHED, STATE_NEW, STATE_RELATED, STATE_UNTRACKED, Statement,
-    TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN, Test, Value, Verdict,
+    FAMILY_V4, FAMILY_V6, Field, ORIGINAL, REPLY, STATE_NEW, STATE_UNTRACKED, Statement, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN,
+    Test, Value, Verdict,
 };
 use crate::interface::{Claim, Interface, disjoint};
 use crate::names::{self, Keyed, View};
@@ -238,6 +238,9 @@ fn judge(desired: &mut Desired<'_>, settings: &Settings, keys: Keys, side: Direc
     let half = Statement::goto(&names::sided("half", side));
     rules.push(vec![direction(ORIGINAL), claimed(reply), half.clone()]);
     rules.push(vec![direction(REPLY), claimed(original), half]);
+    // Every rule before asks for the direction of a connection, which what is invalid or untracked does not have: only that gets here,
+    // and what is not ours at either end. So nobody has to ask for the state of a connection first.
+    rules.push(vec![Statement::goto(&names::no_connection())]);
     desired.put_chain(names::sided("j", side), rules);
 }
 
@@ -269,9 +272,7 @@ fn bases(desired: &mut Desired<'_>, settings: &Settings, side: Direction) {
             let fields = vec![Field::CtMark];
             rules.push(vec![Statement::VerdictOf { fields, mask: Some(settings.mark.mask()), map: names::current() }]);
             rules.extend(infrastructure.map(|chain| vec![Statement::jump(&chain)]));
-            let tracked = state(STATE_NEW | STATE_ESTABLISHED | STATE_RELATED);
-            rules.push(vec![tracked, Statement::goto(&names::sided("j", side))]);
-            rules.push(vec![Statement::goto(&names::no_connection())]);
+            rules.push(vec![Statement::goto(&names::sided("j", side))]);
         }
         desired.chains.insert(names::sided(stem, side), Chain { base: Some(Base { hook, priority }), rules });
     }
@@ -331,6 +332,12 @@ fn spoof(desired: &mut Desired<'_>, settings: &Settings, keys: Keys) {
         let own = |family: &Statement, field: Field, set: Name, then: Name| {
             vec![family.clone(), Statement::in_set([Field::InInterface, field], &set), Statement::goto(&then)]
         };
+        // Nothing a DHCP server sends comes from another port, so nearly every packet of IPv4 is through with one rule.
+        let not_dhcp = test(Field::SourcePort, Test::IsNot(DHCP_SERVER.into()));
+        rules.push(line([
+            vec![v4.clone(), Statement::in_set([Field::InInterface, Field::Source4], &names::source4())],
+            vec![not_dhcp, accept()],
+        ]));
         rules.push(own(&v4, Field::Source4, names::source4(), names::own4()));
         rules.push(own(&v6, Field::Source6, names::source6(), names::own6()));
         rules.push(vec![unclaimed(Field::InInterface), accept()]);

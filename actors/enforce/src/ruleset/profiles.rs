@@ -137,6 +137,13 @@ pub fn has(rules: &Rules) -> Has {
     CHAINS.map(|(action, direction)| rules.rules.values().any(|rule| (rule.action, rule.direction) == (action, direction)))
 }
 
+/// Whether anything is denied, by direction in the order of [`SIDES`].
+pub type Denies = [bool; 2];
+
+pub fn denies_of([egress, ingress, ..]: Has) -> Denies {
+    [egress, ingress]
+}
+
 /// The groups that chains must be written for.
 pub type Used = BTreeSet<(View, GroupId)>;
 
@@ -148,9 +155,14 @@ pub fn write(desired: &mut Desired<'_>, documents: &impl Documents, placed: &BTr
     for (key, number) in numbers(placed.values().map(|one| &one.key)) {
         let shape = profiles[key];
         let has = |group: &GroupId| rules_of(documents, group).map(has).unwrap_or_default();
+        let denies = |scope: &Scope| {
+            let groups = bound(documents, scope, key.phase).unwrap_or_default();
+            let all = groups.iter().map(|group| denies_of(has(group)));
+            all.fold(Denies::default(), |sum, one| [sum[0] || one[0], sum[1] || one[1]])
+        };
         for direction in SIDES {
             verdicts.extend([profile_verdict(number, direction)]);
-            desired.put_chain(names::profile(number, direction), profile_rules(key, shape, direction, has));
+            desired.put_chain(names::profile(number, direction), profile_rules(key, shape, direction, has, denies));
         }
         if !shape.incomplete {
             scopes.extend(key.scopes().map(|scope| (shape.view(), scope, key.phase)));
@@ -185,7 +197,15 @@ pub fn profile_verdict(number: u32, direction: Direction) -> (Key, Data) {
     (Key::Number(number_of(number, direction)), Data::Verdict(Verdict::Goto(chain)))
 }
 
-pub fn profile_rules(key: &ProfileKey, shape: Shape, direction: Direction, has: impl Fn(&GroupId) -> Has) -> Vec<Rule> {
+/// Every packet that is judged runs through this, and hardly any scope denies anything: those that do not are not asked. The first
+/// deny in a scope therefore costs a jump in each of its profiles, the next ones none.
+pub fn profile_rules(
+    key: &ProfileKey,
+    shape: Shape,
+    direction: Direction,
+    has: impl Fn(&GroupId) -> Has,
+    denies: impl Fn(&Scope) -> Denies,
+) -> Vec<Rule> {
     let view = shape.view();
     let end = vec![Statement::goto(&names::end(view, direction))];
     if shape.incomplete {
@@ -193,7 +213,8 @@ pub fn profile_rules(key: &ProfileKey, shape: Shape, direction: Direction, has: 
     }
     let mut rules = Vec::new();
     for (index, (action, _)) in CHAINS.into_iter().enumerate().filter(|(_, (_, of))| *of == direction) {
-        for scope in key.scopes() {
+        let side = usize::from(direction == Direction::Ingress);
+        for scope in key.scopes().filter(|scope| action == Action::Allow || denies(scope)[side]) {
             rules.push(vec![Statement::jump(&names::scope(view, action, direction, &scope, key.phase))]);
         }
         rules.extend(jumps(view, action, direction, key.groups.iter().filter(|group| has(group)[index])));

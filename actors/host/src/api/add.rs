@@ -9,10 +9,17 @@ use tokio::time::{Instant, timeout_at};
 use super::{Answer, Doors, flat, workload};
 use crate::config::WrittenAttachment;
 use crate::enforcement::{AskStanding, Attach};
+use crate::enrol::WrittenEnrolment;
 use crate::report::Standing;
 
 impl Doors {
-    pub(super) async fn add(&self, attachment: WrittenAttachment, fresh: bool, within: Duration) -> Answer {
+    pub(super) async fn add(
+        &self,
+        attachment: WrittenAttachment,
+        enrol: Option<WrittenEnrolment>,
+        fresh: bool,
+        within: Duration,
+    ) -> Answer {
         let deadline = Instant::now() + within;
         let id = match workload(&attachment.workload) {
             Ok(id) => id,
@@ -25,6 +32,17 @@ impl Doors {
             Err(_) => return Answer::TimedOut { why: format!("workload {id} waits for its turn: nothing of it passes") },
         }
         let mut notes = Vec::new();
+        if let Some(written) = enrol {
+            if written.workload != id.as_str() {
+                return Answer::Failed { why: format!("workload {id} cannot be enrolled as {}", written.workload) };
+            }
+            match timeout_at(deadline - within / 4, self.registration.enrol(written)).await {
+                Ok(Ok(())) => {}
+                // It goes on being tried: whoever is told may mend it.
+                Ok(Err(why)) => notes.push(format!("workload {id} is not registered: {why}")),
+                Err(_) => notes.push(format!("workload {id} is not registered yet: the controllers have not answered")),
+            }
+        }
         // What the topics say counts also where nobody could make them fresh, so there is always time left to look at them.
         if fresh && let Err(why) = self.freshen(deadline - within / 4).await {
             notes.push(format!("workload {id} is enforced by what was known before, not fresh from its source: {why}"));

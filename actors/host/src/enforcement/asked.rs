@@ -13,7 +13,7 @@ use super::Enforcement;
 use crate::explain::{Situation, explain};
 use crate::holder::Holder;
 use crate::mode::host_state;
-use crate::netlink::{Counted, Foreign, Kernel};
+use crate::netlink::{Counted, Foreign};
 use crate::report::{Enforced, Explanation, Ruleset, Standing};
 
 // ---- messages
@@ -26,12 +26,12 @@ pub struct AskEnforced;
 #[rtype(result = "Result<Ruleset, String>")]
 pub struct AskRuleset;
 
-/// What rules have met; of a kernel only.
+/// What rules have met.
 #[derive(Message)]
 #[rtype(result = "Result<Vec<Counted>, String>")]
 pub struct AskCounters;
 
-/// What others have that interferes; of a kernel only.
+/// What others have that interferes.
 #[derive(Message)]
 #[rtype(result = "Foreign")]
 pub struct AskForeign;
@@ -187,7 +187,7 @@ impl<E: Holder + Unpin + 'static> Handler<AskExplanation> for Enforcement<E> {
     }
 }
 
-impl Handler<AskCounters> for Enforcement<Kernel> {
+impl<E: Holder + Unpin + 'static> Handler<AskCounters> for Enforcement<E> {
     type Result = Result<Vec<Counted>, String>;
 
     fn handle(&mut self, _: AskCounters, _: &mut Self::Context) -> Self::Result {
@@ -195,7 +195,7 @@ impl Handler<AskCounters> for Enforcement<Kernel> {
     }
 }
 
-impl Handler<AskForeign> for Enforcement<Kernel> {
+impl<E: Holder + Unpin + 'static> Handler<AskForeign> for Enforcement<E> {
     type Result = MessageResult<AskForeign>;
 
     fn handle(&mut self, _: AskForeign, _: &mut Self::Context) -> Self::Result {

@@ -42,10 +42,12 @@ pub struct SetMode {
 /// Orders that wait for their turn.
 const ORDERS_MAX: usize = 10_000;
 
+pub(super) type Waiter = oneshot::Sender<Result<(), String>>;
+
 /// What somebody on the local socket wants, and waits for.
 pub(super) struct Order {
     pub what: What,
-    pub waiter: Option<oneshot::Sender<Result<(), String>>>,
+    pub waiter: Option<Waiter>,
 }
 
 pub(super) enum What {
@@ -120,8 +122,7 @@ impl<E: Holder + Unpin + 'static> Handler<Detach> for Enforcement<E> {
 
     fn handle(&mut self, Detach(workload): Detach, context: &mut Self::Context) -> Self::Result {
         if self.suspended.remove(&workload).is_some() {
-            self.unsaved = true;
-            return answered(Ok(()));
+            return Box::pin(self.keep_orders());
         }
         let is_ordered = |order: &Order| matches!(&order.what, What::Attach(id, _) if *id == workload);
         if !self.keeper.engine().attachments().contains_key(&workload) && !self.orders.iter().any(is_ordered) {
@@ -137,7 +138,7 @@ impl<E: Holder + Unpin + 'static> Handler<SetAudit> for Enforcement<E> {
     fn handle(&mut self, SetAudit { workload, audit }: SetAudit, context: &mut Self::Context) -> Self::Result {
         if let Some(attached) = self.suspended.get_mut(&workload) {
             attached.audit = audit;
-            return answered(Ok(()));
+            return Box::pin(self.keep_orders());
         }
         let Some(attached) = self.keeper.engine().attachments().get(&workload) else {
             return answered(Err(format!("workload {workload} is not attached here")));

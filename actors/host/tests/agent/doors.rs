@@ -81,9 +81,17 @@ fn fresh_returns_when_what_the_sources_said_is_in_force() {
         let client = world.client.clone();
         let mut requests = world.runtime.block_on(async { client.subscribe(subjects::register(&host)).await.unwrap() });
         let next = |world: &World, requests: &mut groupcast_topics::nats::Subscriber| {
-            let message = world.runtime.block_on(async { requests.next().await.unwrap() });
+            // The agent enrols its host on the same subject, and tries again because nobody answers that here.
+            let (request, message) = world.runtime.block_on(async {
+                loop {
+                    let message = requests.next().await.unwrap();
+                    if let Ok(request) = HostRequest::decode(&message.payload) {
+                        return (request, message);
+                    }
+                }
+            });
             let token = message.headers.as_ref().unwrap().get(subjects::ANSWER_TOKEN).unwrap().as_str().to_owned();
-            (HostRequest::decode(&message.payload).unwrap(), subjects::answer(&host, &token).unwrap())
+            (request, subjects::answer(&host, &token).unwrap())
         };
         let answer = |world: &World, to: String, answer: HostRequestAnswer| {
             let client = world.client.clone();

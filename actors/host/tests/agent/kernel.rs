@@ -76,7 +76,7 @@ fn e20_an_owned_table_cannot_be_tampered_with() {
         untouchable(&world);
         // Adopted after a restart it is ours again, although nothing had to be changed.
         let saved = || groupcast_host::state::State::read(&world.agent.folder.join("state")).ok().flatten();
-        eventually("the attachment is on disk", || saved().is_some_and(|state| !state.facts.attachments.is_empty()));
+        eventually("the policy is on disk", || saved().is_some_and(|state| !state.documents.is_empty()));
         world.agent.kill();
         world.end_bus();
         world.agent.start();
@@ -215,5 +215,30 @@ fn bumps_are_bounded_and_what_waits_is_done_together() {
         assert!(bumps <= 10 * (seconds + 1), "{bumps} bumps in {seconds} s");
         assert_eq!(world.agent.status()["workloads"].as_array().map(Vec::len), Some(MANY));
         assert!(world.agent.holds("\"gcw59\" : goto p_"));
+    });
+}
+
+/// Nobody but the agent knows what was ordered here: what it has said is done is on the disk, also when it dies in the next instant, and
+/// whether or not the bus is there in its next life.
+#[test]
+fn what_was_ordered_survives_a_death_at_once() {
+    with_world(|mut world| {
+        let guest = Guest::new("gcw1", 1);
+        world.write(&[group(0, &OUT, &[]), place("w0", "h0", "10.7.0.2"), place("w1", "h0", "10.7.1.2")]);
+        world.agent.start();
+        world.agent.does(&["workload", "add", "w0", "--interface", "gcw0"]);
+        world.agent.kill();
+        world.agent.start();
+        assert!(world.agent.holds("\"gcw0\" : goto p_"), "attached before the agent died");
+        world.agent.does(&["workload", "add", "w1", "--interface", "gcw1"]);
+        world.agent.kill();
+        world.end_bus();
+        world.agent.start();
+        assert!(world.agent.holds("\"gcw1\" : goto p_"), "attached before the agent died, and the bus is gone");
+        drop(guest);
+        world.agent.does(&["workload", "remove", "w1"]);
+        world.agent.kill();
+        world.agent.start();
+        assert!(!world.agent.does(&["workload", "list"]).contains("w1"), "removed before the agent died");
     });
 }

@@ -12,6 +12,7 @@ use groupcast_bus_config::connect::{self, Options};
 use groupcast_bus_config::server::{Config, Server};
 use groupcast_bus_config::streams;
 use groupcast_enforce::trial::{self, Dice, Stage, WORKLOADS};
+use groupcast_host::orders::Orders;
 use groupcast_host::state::State;
 use groupcast_policy::doc::Content;
 use groupcast_policy::model::Event;
@@ -161,10 +162,10 @@ fn killed_among_500_changes_nothing_passes_and_nothing_is_lost() {
                 agent.ask(&["workload", "add", workload, "--interface", interface]).status.success()
             });
         }
-        // Who is attached is on the disk with the rest, some seconds later.
+        // Who is attached is on the disk before anybody was told so.
         let path = agent.folder.join("state");
-        let saved = || State::read(&path).ok().flatten().is_some_and(|state| state.facts.attachments.len() == 2);
-        eventually("the attachments are on the disk", saved);
+        let orders = Orders::read(&Orders::path(&path)).unwrap();
+        assert_eq!(orders.map(|orders| orders.attachments.len()), Some(2));
         let (udp, tcp) = (packet(0, 1, UDP, 5001), packet(0, 1, TCP, 5002));
         eventually("what is allowed passes", || machine.passes(0, 1, &udp));
         assert!(machine.passes(0, 1, &tcp) && machine.passes(1, 0, &tcp.answer()));

@@ -27,7 +27,7 @@
 //! | E 34 | `rows::a_neighbour_that_commits_all_the_time_disturbs_nothing` |
 //! | E 35 | `rows::marks_of_others_survive` |
 //!
-//! Beside them: fragments and ICMP errors (`errors`), the machine itself (`itself`), two hosts (`hosts`), translated addresses (`rows`),
+//! Beside them: fragments and ICMP errors (`errors`), the machine itself (`itself`), two hosts (`hosts`), translated addresses (`translated`),
 //! logs (`logs`), and changes beside streams of packets (`streams`).
 
 mod cases;
@@ -42,6 +42,7 @@ mod packet;
 mod rows;
 mod stage;
 mod streams;
+mod translated;
 
 use groupcast_enforce::enforcer::Enforcer;
 use groupcast_enforce::engine::Engine;

@@ -263,44 +263,6 @@ fn the_machine_itself_as_a_workload() {
 }
 
 #[test]
-fn translated_addresses_are_judged_by_what_they_are_translated_to() {
-    isolated(|| {
-        let mut story =
-            Story::begin(trial::attachments(), &[rules(&["ingress udp 5001 from any", "egress udp 5002 to any"]), place(0)]);
-        run("ip", &["address", "add", "10.1.9.1/32", "dev", trial::outside().as_str()]);
-        let script = "table ip translate { \
-            chain before { type nat hook prerouting priority -100; ip daddr 10.1.9.100 udp dport 80 dnat to 10.1.0.2:5001; \
-                           ip daddr 10.1.9.100 udp dport 81 dnat to 10.1.0.2:5009; }; \
-            chain after { type nat hook postrouting priority 100; oifname \"gcout\" snat to 10.1.9.1; }; }";
-        run("nft", &[script]);
-        for (port, real, passes) in [(80, 5001, true), (81, 5009, false)] {
-            let sent = Packet { destination: "10.1.9.100".parse().unwrap(), ..story.udp(OUTSIDE, 0, port) };
-            let Payload::Ports { source, .. } = sent.payload else { panic!("udp has ports") };
-            let payload = Payload::Ports { protocol: UDP, source, destination: real };
-            let seen = Packet { destination: trial::address(0, Family::V4), payload, ..sent };
-            story.machine().wire(OUTSIDE).send(&sent);
-            story.machine().sentinel();
-            assert_eq!(story.machine().wire(0).received(&seen), passes, "port {port} to {real}");
-            if passes {
-                story.machine().wire(0).send(&seen.answer());
-                assert!(story.machine().wire(OUTSIDE).received(&sent.answer()), "the answer, translated back");
-            }
-        }
-        for (port, passes) in [(5002, true), (5003, false)] {
-            let sent = story.udp(0, OUTSIDE, port);
-            let seen = Packet { source: "10.1.9.1".parse().unwrap(), ..sent };
-            story.machine().wire(0).send(&sent);
-            story.machine().sentinel();
-            assert_eq!(story.machine().wire(OUTSIDE).received(&seen), passes, "to port {port}");
-            if passes {
-                story.machine().wire(OUTSIDE).send(&seen.answer());
-                assert!(story.machine().wire(0).received(&sent.answer()), "the answer, translated back");
-            }
-        }
-    });
-}
-
-#[test]
 fn marks_of_others_survive() {
     isolated(|| {
         let mut story = Story::begin_again();

@@ -20,13 +20,15 @@ impl Compiler {
         self.pending.groups.entry(g).or_insert_with(|| old.clone());
         self.note_members(g);
         // A group that goes or admits other members is emptied first and filled again when all else stands.
-        let admits_alike = old.as_ref().map(|o| o.internet_member) == new.map(|n| n.internet_member);
+        let admission = |group: &Arc<Group>| (group.internet_member, group.healthy_members);
+        let admits_alike = old.as_ref().map(admission) == new.map(admission);
         if !admits_alike {
             self.drop_members(g);
         }
         let row = &mut self.groups[g];
         row.group = new.cloned();
         row.admits_internet = new.is_some_and(|group| group.internet_member);
+        row.wants_health = new.is_some_and(|group| group.healthy_members);
         self.groups.touch(g);
         self.set_kind(g, old.as_deref(), new.map(|n| &**n));
         let mut renamed = self.set_remotes(g, new.map(|n| &**n));

@@ -242,15 +242,22 @@ impl Compiler {
 
     /// One more reason for a workload's addresses to be members.
     pub(super) fn add_members(&mut self, g: u32, entry: &Workload) {
-        if self.groups[g].members.is_some() {
+        if self.keeps_members_of(g, entry) {
             entry.all_addresses().for_each(|member| self.add_member(g, member, false));
         }
     }
 
     pub(super) fn sub_members(&mut self, g: u32, entry: &Workload) {
-        if self.groups[g].members.is_some() {
+        if self.keeps_members_of(g, entry) {
             entry.all_addresses().for_each(|member| self.sub_member(g, member, false));
         }
+    }
+
+    /// The same answer when the entry comes and when it goes: a change of health is a new entry, and a group that asks otherwise
+    /// than before is emptied first.
+    fn keeps_members_of(&self, g: u32, entry: &Workload) -> bool {
+        let row = &self.groups[g];
+        row.members.is_some() && !(row.wants_health && entry.unhealthy)
     }
 
     /// A static member was written by hand and needs no admission.

@@ -123,7 +123,7 @@ fn members<'w>(
     for (id, groups) in groups {
         for group in groups {
             if let (Some((group, list)), Some(workload)) = (prefixes.get_mut(*group), world.registry.workloads.get(*id)) {
-                list.extend(workload.all_addresses().filter(|prefix| group.admits(*prefix)));
+                list.extend(workload.all_addresses().filter(|prefix| group.counts(workload) && group.admits(*prefix)));
             }
         }
     }

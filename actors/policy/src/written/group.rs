@@ -24,7 +24,8 @@ pub const BINDINGS_MAX: usize = 100_000;
 /// Most static members of one group.
 pub const STATIC_MEMBERS_MAX: usize = 100_000;
 
-const FIELDS: &[&str] = &["kind", "id", "name", "stateful", "rules", "bindings", "members", "owner", "internet_member"];
+const FIELDS: &[&str] =
+    &["kind", "id", "name", "stateful", "rules", "bindings", "members", "owner", "internet_member", "healthy_members"];
 
 pub(super) fn read(reader: &mut Reader, node: &Node) -> Option<Group> {
     reader.map(node, "", FIELDS)?;
@@ -34,6 +35,7 @@ pub(super) fn read(reader: &mut Reader, node: &Node) -> Option<Group> {
     let name = reader.line(node.get("name"), "name", NAME_LEN_MAX);
     let stateful = reader.flag(node.get("stateful"), "stateful", true);
     let internet_member = reader.flag(node.get("internet_member"), "internet_member", false);
+    let healthy_members = reader.flag(node.get("healthy_members"), "healthy_members", false);
     let owner = match reader.text(node.get("owner"), "owner") {
         None | Some("gateway") => Owner::Gateway,
         Some(source) => match SourceId::new(source.strip_prefix("source:").unwrap_or(source)) {
@@ -61,7 +63,7 @@ pub(super) fn read(reader: &mut Reader, node: &Node) -> Option<Group> {
     }
     let id = id?;
     let name = name.unwrap_or_else(|| id.to_string());
-    Some(Group { id, name, stateful, rules, bindings, members, owner, internet_member })
+    Some(Group { id, name, stateful, rules, bindings, members, owner, internet_member, healthy_members })
 }
 
 pub(super) fn kind(reader: &mut Reader, node: &Node, expected: &str) {

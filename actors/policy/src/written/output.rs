@@ -3,7 +3,7 @@
 use super::group::{scope_text, target_text};
 use super::{Format, Node, Written};
 use crate::doc::{Enforced, Phase, Phases};
-use crate::model::{Binding, Group, GroupRule, Labels, Owner, Target, Template, Workload};
+use crate::model::{Binding, Group, GroupRule, Labels, Owner, Probe, Target, Template, Workload};
 
 /// Everything that can be written as a document.
 pub trait Write {
@@ -105,6 +105,9 @@ impl Write for Group {
         if self.internet_member {
             fields.node("internet_member", Node::Bool(true));
         }
+        if self.healthy_members {
+            fields.node("healthy_members", Node::Bool(true));
+        }
         fields.end()
     }
 }
@@ -117,9 +120,14 @@ impl Write for Template {
         fields.list("apps", &self.apps).text("phase", phases_text(self.phases)).list("prefixes", &self.prefixes);
         fields.list("identities", &self.identities).enforced(self.enforced);
         if let Some(health) = &self.health {
-            let port = Node::Int(i64::from(health.port));
-            let interval = Node::Int(i64::from(health.interval_seconds));
-            fields.node("health", Fields::default().node("port", port).node("interval_seconds", interval).end());
+            let mut check = Fields::default();
+            match &health.probe {
+                Probe::Tcp { port } => check.node("port", Node::Int(i64::from(*port))),
+                Probe::Http { port, path } => check.node("port", Node::Int(i64::from(*port))).text("path", path),
+                Probe::Process { name } => check.text("process", name),
+            };
+            check.node("interval_seconds", Node::Int(i64::from(health.interval_seconds)));
+            fields.node("health", check.end());
         }
         fields.end()
     }
@@ -144,7 +152,11 @@ impl Write for Workload {
         }
         // Incarnations count lives, not packets: they stay far below the bound.
         fields.node("incarnation", Node::Int(i64::try_from(self.incarnation).unwrap_or(i64::MAX)));
-        fields.enforced(self.enforced).list("groups", &self.groups).end()
+        fields.enforced(self.enforced).list("groups", &self.groups);
+        if self.unhealthy {
+            fields.node("unhealthy", Node::Bool(true));
+        }
+        fields.end()
     }
 }
 

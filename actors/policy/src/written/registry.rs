@@ -6,7 +6,7 @@ use super::group::{kind, phases};
 use super::{Node, reader::Reader};
 use crate::doc::{Enforced, Phase};
 use crate::ids::{NetworkId, TemplateId};
-use crate::model::{HealthCheck, LABELS_MAX, Labels, Template, Workload};
+use crate::model::{HealthCheck, LABELS_MAX, Labels, PROBE_BYTES_MAX, Probe, Template, Workload};
 use crate::text::shorten;
 
 /// Most items in any list of a template or a workload.
@@ -38,13 +38,10 @@ pub(super) fn read_template(reader: &mut Reader, node: &Node) -> Option<Template
     let health = match node.get("health") {
         None | Some(Node::Null) => None,
         Some(health) => {
-            reader.map(health, "health", &["port", "interval_seconds"])?;
-            let port = number(reader, health.get("port"), "health.port", 1, i64::from(u16::MAX));
+            reader.map(health, "health", &["port", "path", "process", "interval_seconds"])?;
             let interval = number(reader, health.get("interval_seconds"), "health.interval_seconds", 1, 86_400);
-            match (port, interval) {
-                (Some(port), Some(interval)) => Some(HealthCheck { port: port as u16, interval_seconds: interval as u32 }),
-                _ => None,
-            }
+            let probe = probe(reader, health);
+            probe.zip(interval).map(|(probe, interval)| HealthCheck { probe, interval_seconds: interval as u32 })
         }
     };
     let template = Template {
@@ -63,6 +60,36 @@ pub(super) fn read_template(reader: &mut Reader, node: &Node) -> Option<Template
     Some(template)
 }
 
+/// A port, a port and a path, or a process.
+fn probe(reader: &mut Reader, health: &Node) -> Option<Probe> {
+    let is_there = |field: &str| health.get(field).is_some_and(|node| *node != Node::Null);
+    let plain = |reader: &mut Reader, field: &str| {
+        let text = reader.text(health.get(field), field)?.to_owned();
+        let fits = Probe::is_plain(&text);
+        if !fits {
+            reader.problem(field, format!("is {:?}: write up to {PROBE_BYTES_MAX} printable characters", shorten(&text)));
+        }
+        fits.then_some(text)
+    };
+    if is_there("process") {
+        if is_there("port") || is_there("path") {
+            reader.problem("health", "names a process and a port: check one of them");
+            return None;
+        }
+        return Some(Probe::Process { name: plain(reader, "process")? });
+    }
+    let port = number(reader, health.get("port"), "health.port", 1, i64::from(u16::MAX))? as u16;
+    if !is_there("path") {
+        return Some(Probe::Tcp { port });
+    }
+    let path = plain(reader, "path")?;
+    if !path.starts_with('/') {
+        reader.problem("path", format!("is {:?}: begin it with /", shorten(&path)));
+        return None;
+    }
+    Some(Probe::Http { port, path })
+}
+
 const WORKLOAD_FIELDS: &[&str] = &[
     "kind",
     "id",
@@ -78,6 +105,7 @@ const WORKLOAD_FIELDS: &[&str] = &[
     "incarnation",
     "enforced",
     "groups",
+    "unhealthy",
 ];
 
 pub(super) fn read_workload(reader: &mut Reader, node: &Node) -> Option<Workload> {
@@ -112,6 +140,7 @@ pub(super) fn read_workload(reader: &mut Reader, node: &Node) -> Option<Workload
         incarnation,
         enforced: enforced(reader, node.get("enforced")),
         groups: reader.set(node.get("groups"), "groups", LIST_MAX),
+        unhealthy: reader.flag(node.get("unhealthy"), "unhealthy", false),
         id: id?,
         host: host?,
         network: network?,

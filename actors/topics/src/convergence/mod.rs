@@ -59,6 +59,16 @@ impl Default for Settings {
     }
 }
 
+/// What a host does with what is published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// As it says itself.
+    pub state: HostState,
+    pub heard_ms_ago: u64,
+    /// Something is published that it has not in force.
+    pub is_behind: bool,
+}
+
 #[derive(Debug, Default)]
 pub struct Convergence {
     settings: Settings,
@@ -364,6 +374,14 @@ impl Convergence {
 
     pub fn hosts(&self) -> usize {
         self.slots.len()
+    }
+
+    /// What a host does, as it last said itself; nothing of one that was never heard of.
+    pub fn standing(&self, host: &HostId, now_ms: u64) -> Option<Standing> {
+        let row = self.rows.get(*self.slots.get(host)? as usize)?.as_ref()?;
+        let heard_ms = row.heard_ms?;
+        let heard_ms_ago = now_ms.saturating_sub(heard_ms);
+        Some(Standing { state: row.state.clone(), heard_ms_ago, is_behind: row.is_behind() })
     }
 
     /// Batches that some host has not finished.

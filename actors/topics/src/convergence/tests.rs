@@ -347,3 +347,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_a_host_does_is_what_it_said_last() {
+    let mut c = Convergence::default();
+    assert_eq!(c.standing(&host("a"), 0), None);
+    c.committed(&committed(10, 8, &[("a", &[(1, 11)])]), 100);
+    assert_eq!(c.standing(&host("a"), 100), None, "never heard of");
+    let frozen = HostState::Frozen { reason: "an incident".into() };
+    c.heard(&host("a"), frozen.clone(), 105);
+    assert_eq!(c.standing(&host("a"), 115), Some(Standing { state: frozen, heard_ms_ago: 10, is_behind: true }));
+    c.acknowledged(&host("a"), &ack(&[(1, 11)]), 120);
+    let standing = Standing { state: HostState::Enforcing, heard_ms_ago: 0, is_behind: false };
+    assert_eq!(c.standing(&host("a"), 120), Some(standing));
+}

@@ -9,7 +9,7 @@ use groupcast_policy::topic::Topic;
 use super::check::History;
 use super::faults::Faults;
 use super::message::Message;
-use super::policy::{Universe, host};
+use super::policy::{Script, host};
 use crate::batch::Proposal;
 use crate::convergence::{self, Convergence};
 use crate::node::{self, Node, Publish};
@@ -113,7 +113,7 @@ pub struct World {
     pub(super) faults: Faults,
     /// Nothing is ever lost: every exposed state must be exactly the one at its cut.
     pub(super) exact: bool,
-    pub(super) universe: Universe,
+    pub(super) script: Box<dyn Script>,
     pub(super) now_ms: u64,
     pub(super) steps: BTreeMap<(u64, u64), Step>,
     pub(super) next_step: u64,
@@ -132,13 +132,14 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(seed: u64, universe: Universe, nodes: usize, faults: Faults) -> Self {
+    pub fn new(seed: u64, script: impl Script + 'static, nodes: usize, faults: Faults) -> Self {
+        let hosts = script.hosts() as usize;
         let mut world = Self {
             outcome: Outcome::default(),
             random: Random::new(seed),
             faults,
             exact: faults.is_exact(),
-            universe,
+            script: Box::new(script),
             now_ms: 1,
             steps: BTreeMap::new(),
             next_step: 0,
@@ -161,7 +162,7 @@ impl World {
             world.nodes.push(state);
             world.reconnect(Peer::Node(index));
         }
-        for index in 0..universe.hosts as usize {
+        for index in 0..hosts {
             let state = world.new_host(index);
             world.hosts.push(state);
             world.reconnect(Peer::Host(index));

@@ -167,7 +167,7 @@ impl History {
 impl World {
     /// A leader knows who follows what: otherwise spans are wrong, and tallies make changes appear in part.
     pub(super) fn check_followers(&mut self, index: usize) {
-        for number in 0..self.universe.hosts {
+        for number in 0..self.hosts.len() as u64 {
             let host = host(number);
             let node = &mut self.nodes[index].node;
             let known = node.followers().topics_of(&host);
@@ -218,6 +218,7 @@ impl World {
             if state.reader.pending() > 0 {
                 return Err(format!("host {index} still holds {} deltas back", state.reader.pending()));
             }
+            self.script.ended(index, &state.reader).map_err(|failure| format!("host {index}: {failure}"))?;
         }
         Ok(())
     }

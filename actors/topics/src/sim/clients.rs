@@ -1,10 +1,33 @@
 //! Hosts and controllers on the simulated bus: what reaches them, and what they do then.
 
+use groupcast_messages::{Companions, Delta};
+use groupcast_policy::topic::Topic;
+
 use super::bus::{Peer, Reply, Step, World};
+use super::faults::Sabotage;
 use super::message::Message;
 use super::policy::host;
 use crate::node::{self, Request};
-use crate::reader;
+use crate::reader::{self, Reader};
+
+/// A delta as a host gets it that lacks a part of the protocol.
+fn sabotaged(sabotage: Option<Sabotage>, reader: &Reader, topic: &Topic, previous: u64, payload: Vec<u8>) -> (u64, Vec<u8>) {
+    let Some((sabotage, mut delta)) = sabotage.zip(Delta::decode(topic, &payload).ok()) else { return (previous, payload) };
+    match (sabotage, reader.document(topic).zip(reader.revision(topic))) {
+        (Sabotage::Companions, _) => {
+            (delta.companions, delta.tally) = (Companions::NONE, None);
+            (previous, delta.encode())
+        }
+        (Sabotage::Gap, Some((document, revision))) if revision < previous => {
+            let mut document = document.clone();
+            if document.apply(&delta.edit).is_ok() {
+                delta.digest = document.digest();
+            }
+            (revision, delta.encode())
+        }
+        _ => (previous, payload),
+    }
+}
 
 impl World {
     pub(super) fn deliver(&mut self, to: Peer, message: Message) {
@@ -21,6 +44,7 @@ impl World {
                     Message::Disconnected => reader.handle(Event::Disconnected, now_ms),
                     Message::Flushed(number) => reader.handle(Event::Flushed(number), now_ms),
                     Message::Delta { topic, sequence, previous, payload } => {
+                        let (previous, payload) = sabotaged(self.faults.sabotage, reader, &topic, previous, payload);
                         reader.handle(Event::Delta { topic, revision: sequence, previous, payload: &payload }, now_ms)
                     }
                     Message::Answer(payload) => reader.handle(Event::Answer(&payload), now_ms),
@@ -97,6 +121,7 @@ impl World {
                     self.outcome.commits += 1;
                     let reader = &self.hosts[index].reader;
                     let checked = self.history.check(reader, self.exact).and_then(|()| self.history.check_forward(index, reader));
+                    let checked = checked.and_then(|()| self.script.committed(index, &commit, reader));
                     if let Err(failure) = checked {
                         self.failure = Some(format!("host {index}: {failure}"));
                     }

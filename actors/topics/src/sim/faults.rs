@@ -21,6 +21,32 @@ pub struct Faults {
     /// A published payload is damaged on its way.
     pub corrupt: u64,
     pub delay_max_ms: u64,
+    /// Something that never happens, to see that the checkers would notice.
+    pub sabotage: Option<Sabotage>,
+}
+
+/// A part of the protocol left out on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sabotage {
+    /// The server takes a batch that expects another head: a deposed leader's.
+    Fence,
+    /// Hosts are not told which other topics a change touches, and do not wait for them.
+    Companions,
+    /// Hosts take what comes next for what comes next, whatever was lost before it.
+    Gap,
+}
+
+impl std::str::FromStr for Sabotage {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "fence" => Ok(Self::Fence),
+            "companions" => Ok(Self::Companions),
+            "gap" => Ok(Self::Gap),
+            other => Err(format!("{other:?} is nothing that can be left out: fence, companions or gap")),
+        }
+    }
 }
 
 impl Faults {
@@ -40,6 +66,7 @@ impl Faults {
             lose_stream: 1,
             corrupt: 2,
             delay_max_ms: 60,
+            sabotage: None,
         }
     }
 
@@ -52,7 +79,7 @@ impl World {
     /// Random events of the world: changes and faults.
     pub(super) fn stir(&mut self) {
         if self.chance(150) {
-            self.universe.change(&mut self.desired, &mut self.random);
+            self.script.change(&mut self.desired, &mut self.random);
             self.desired_version += 1;
             self.history.desired(&self.desired);
         }
@@ -60,6 +87,7 @@ impl World {
             let index = self.random.below(self.hosts.len() as u64) as usize;
             self.hosts[index] = self.new_host(index);
             self.history.host_began(index);
+            self.script.crashed(index);
             self.outcome.crashes += 1;
             self.reconnect(Peer::Host(index));
         }

@@ -15,5 +15,5 @@ mod server;
 mod tests;
 
 pub use bus::{Outcome, World};
-pub use faults::Faults;
-pub use policy::Universe;
+pub use faults::{Faults, Sabotage};
+pub use policy::{Script, Universe};

@@ -1,4 +1,4 @@
-//! Random policies over a small universe, so that documents refer to each other and change together.
+//! Who decides what is desired, and random policies over a small universe, so that documents refer to each other and change together.
 
 use crate::Map;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,7 +10,35 @@ use groupcast_policy::rule::{Action, Direction, Remote, Rule, Traffic};
 use groupcast_policy::topic::{Scope, Topic};
 
 use crate::random::Random;
+use crate::reader::{Commit, Reader};
 
+/// What is desired, and what hosts do with what they are given.
+pub trait Script {
+    /// Named `h0`, `h1` and so on.
+    fn hosts(&self) -> u64;
+
+    /// Changes what is desired.
+    fn change(&mut self, desired: &mut Map<Topic, Document>, random: &mut Random);
+
+    /// A host exposes another state, which is in force when this returns.
+    fn committed(&mut self, host: usize, commit: &Commit, reader: &Reader) -> Result<(), String> {
+        let _ = (host, commit, reader);
+        Ok(())
+    }
+
+    /// A host's process has ended and another one begun.
+    fn crashed(&mut self, host: usize) {
+        let _ = host;
+    }
+
+    /// What a host holds when everything has settled.
+    fn ended(&mut self, host: usize, reader: &Reader) -> Result<(), String> {
+        let _ = (host, reader);
+        Ok(())
+    }
+}
+
+/// Documents that are no policy's, for the protocol alone.
 #[derive(Debug, Clone, Copy)]
 pub struct Universe {
     pub hosts: u64,
@@ -30,9 +58,13 @@ fn group(number: u64) -> GroupId {
     named("g", number, GroupId::new)
 }
 
-impl Universe {
+impl Script for Universe {
+    fn hosts(&self) -> u64 {
+        self.hosts
+    }
+
     /// Changes a few documents of `desired`, now and then very many at once.
-    pub(super) fn change(&self, desired: &mut Map<Topic, Document>, random: &mut Random) {
+    fn change(&mut self, desired: &mut Map<Topic, Document>, random: &mut Random) {
         let count = match random.below(20) {
             0 => 40 + random.below(20),
             n => 1 + n % 4,
@@ -48,7 +80,9 @@ impl Universe {
             desired.insert(topic, content.map_or_else(Document::absent, Document::new));
         }
     }
+}
 
+impl Universe {
     fn any_topic(&self, random: &mut Random) -> Topic {
         match random.below(10) {
             0 => Topic::Host(host(random.below(self.hosts))),

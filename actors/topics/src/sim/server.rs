@@ -3,6 +3,7 @@
 use groupcast_policy::topic::Topic;
 
 use super::bus::{Peer, Stream, World};
+use super::faults::Sabotage;
 use super::message::Message;
 use crate::node::{Fate, Publish};
 
@@ -47,7 +48,8 @@ impl World {
         }
         let Some(stream) = &mut self.stream else { return };
         let head = stream.head.as_ref().map_or(0, |(sequence, _)| *sequence);
-        let fate = if head == expected {
+        let fenced = self.faults.sabotage != Some(Sabotage::Fence);
+        let fate = if head == expected || !fenced {
             let sequence = stream.sequence + 1;
             stream.sequence = sequence + messages.len() as u64;
             let previous_lead = head;

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use groupcast_messages::{
     Ack, Answer, Ask, Beat, BeatAnswer, Body, Chunk, ChunkWriter, Companions, Cut, Delta, EntropyAnswer, EntropyCheck, Entry,
-    FRESH_WITHIN_MS_MAX, HostRequest, HostRequestAnswer, HostState, Lead, Nudge, Past, Register, RegisterAnswer,
+    FRESH_WITHIN_MS_MAX, HealthReport, HostRequest, HostRequestAnswer, HostState, Lead, Nudge, Past, Register, RegisterAnswer,
     RegisterWorkload, Tally, TopicRef,
 };
 use groupcast_policy::doc::{Digest, Document, Edit, Enforced, Phase, Phases, Placement, RuleKey};
 use groupcast_policy::ids::{AppId, GroupId, HostId, NetworkId, SpaceId, WorkloadId};
+use groupcast_policy::model::{HealthCheck, Probe};
 use groupcast_policy::net::{AddressSet, Family, Prefix, Span, SpanSet};
 use groupcast_policy::rule::{Action, Direction, Remote, Rule, Traffic};
 use groupcast_policy::topic::{Scope, Topic, TopicHash};
@@ -78,14 +79,15 @@ pub fn message(random: &mut Random, decoder: Decoder) -> Message {
         Decoder::RegisterAnswer => Message::RegisterAnswer(if random.chance(2) {
             let incarnations: BTreeMap<WorkloadId, u64> =
                 list(random, 4, |r| (WorkloadId::new(&id(r)).expect("an id"), r.number())).into_iter().collect();
-            RegisterAnswer::Registered { incarnations: incarnations.into_iter().collect() }
+            RegisterAnswer::Registered { incarnations: incarnations.into_iter().collect(), health: health(random) }
         } else {
             RegisterAnswer::Refused { retryable: random.chance(2), reason: text(random, 256) }
         }),
-        Decoder::HostRequest => Message::HostRequest(if random.chance(2) {
-            HostRequest::Fresh { within_ms: random.number().min(FRESH_WITHIN_MS_MAX) }
-        } else {
-            HostRequest::Leave { boot: random.number() }
+        Decoder::HostRequest => Message::HostRequest(match random.below(4) {
+            0 => HostRequest::Fresh { within_ms: random.number().min(FRESH_WITHIN_MS_MAX) },
+            1 => HostRequest::Leave { boot: random.number() },
+            2 => HostRequest::Remove { boot: random.number(), workloads: list(random, 4, named) },
+            _ => HostRequest::Health { boot: random.number(), reports: list(random, 4, report) },
         }),
         Decoder::HostRequestAnswer => Message::HostRequestAnswer(if random.chance(2) {
             HostRequestAnswer::Done { cut: cut(random) }
@@ -93,6 +95,26 @@ pub fn message(random: &mut Random, decoder: Decoder) -> Message {
             HostRequestAnswer::Refused { retryable: random.chance(2), reason: text(random, 256) }
         }),
     }
+}
+
+fn named(random: &mut Random) -> (NetworkId, WorkloadId) {
+    (NetworkId::new(&id(random)).expect("an id"), WorkloadId::new(&id(random)).expect("an id"))
+}
+
+fn report(random: &mut Random) -> HealthReport {
+    let (network, workload) = named(random);
+    HealthReport { network, workload, incarnation: random.number(), healthy: random.chance(2) }
+}
+
+fn health(random: &mut Random) -> Option<HealthCheck> {
+    let port = random.below(65_535) as u16 + 1;
+    let probe = match random.below(4) {
+        0 => Probe::Tcp { port },
+        1 => Probe::Http { port, path: format!("/{}", id(random)) },
+        2 => Probe::Process { name: id(random) },
+        _ => return None,
+    };
+    Some(HealthCheck { probe, interval_seconds: random.small().max(1) })
 }
 
 fn list<T>(random: &mut Random, max: usize, mut item: impl FnMut(&mut Random) -> T) -> Vec<T> {

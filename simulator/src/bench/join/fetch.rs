@@ -16,7 +16,7 @@ use serde_json::json;
 use super::Installation;
 use crate::bench::fleet::{self, Finish};
 use crate::bench::{bus, fixture, say};
-use crate::lean::{self, Frame, Handler, MessageFrame, Wire};
+use crate::lean::{self, Frame, Handler, Wire};
 
 const STREAM: &str = "BASELINE";
 const PREFIX: &str = "baseline";
@@ -24,7 +24,7 @@ const PREFIX: &str = "baseline";
 const END_OF_BATCH: u16 = 204;
 
 /// One host in this many keeps what it receives, to be checked.
-const CHECKED_EVERY: usize = 20;
+pub const CHECKED_EVERY: usize = 20;
 
 /// A chunk says that it is the last with this key and value, among its first fields.
 const LAST: &[u8] = b"\xa1l\xc3";
@@ -34,9 +34,9 @@ const LAST_WITHIN: usize = 24;
 pub enum Way {
     SnapshotService,
     DirectGet,
-    /// Nobody asks, nothing is looked up or encoded: a bare publisher sends each host as many bytes as it needs, in chunks of the
-    /// service's size. What the bus itself takes to carry them, so what no service on it can be faster than.
-    Bare,
+    /// Nobody asks, nothing is looked up or encoded: a bare publisher sends each host as many bytes as it needs, in chunks of at
+    /// most so many. What the bus itself takes to carry them, so what no service on it can be faster than.
+    Bare(usize),
 }
 
 fn subject(topic: &Topic) -> String {
@@ -71,7 +71,7 @@ pub async fn all(way: Way, server: &Server, installation: &Installation, bytes_p
     let mut fleet = Vec::with_capacity(installation.hosts);
     for (number, connection) in fleet::connect(bus::address(server), installation.hosts).await?.into_iter().enumerate() {
         let kept = (number % CHECKED_EVERY == 0).then(Vec::new);
-        let kept = kept.filter(|_| way != Way::Bare);
+        let kept = kept.filter(|_| !matches!(way, Way::Bare(_)));
         fleet.push(lean::spawn(connection, Fetcher::new(way, number, installation, bytes_per_host, kept, Arc::clone(&finish))?));
     }
     // Everybody listens for answers before anybody asks.
@@ -83,12 +83,12 @@ pub async fn all(way: Way, server: &Server, installation: &Installation, bytes_p
     let hosts: Vec<String> = (0..installation.hosts).map(answers_of).collect::<anyhow::Result<_>>()?;
     finish.expect(installation.hosts);
     let (begun, cpu_before) = (Instant::now(), fleet::cpu(server));
-    if way == Way::Bare {
-        let bytes = vec![0x5a; CHUNK_BYTES_MAX];
+    if let Way::Bare(chunk) = way {
+        let bytes = vec![0x5a; chunk];
         for answers in &hosts {
             let mut left = bytes_per_host;
             while left > 0 {
-                let next = left.min(CHUNK_BYTES_MAX);
+                let next = left.min(chunk);
                 publisher.outbound().publish(answers, None, &bytes[..next]);
                 left -= next;
             }
@@ -115,7 +115,7 @@ pub async fn all(way: Way, server: &Server, installation: &Installation, bytes_p
 }
 
 /// What arrived must be every topic of the host.
-fn check(way: Way, number: usize, installation: &Installation, payloads: &[Vec<u8>]) -> anyhow::Result<()> {
+pub fn check(way: Way, number: usize, installation: &Installation, payloads: &[Vec<u8>]) -> anyhow::Result<()> {
     let topics = installation.topics_of(number)?;
     let mut missing: BTreeSet<Topic> = topics.iter().cloned().collect();
     for payload in payloads {
@@ -138,24 +138,24 @@ fn answers_of(number: usize) -> anyhow::Result<String> {
     Ok(subjects::answers(&fixture::host_id(number)?))
 }
 
-enum Command {
+pub enum Command {
     Listen,
     Ask,
 }
 
-struct Fetcher {
-    way: Way,
-    answers: String,
-    subject: String,
-    payload: Vec<u8>,
+pub struct Fetcher {
+    pub way: Way,
+    pub answers: String,
+    pub subject: String,
+    pub payload: Vec<u8>,
     received: usize,
     needed: usize,
-    kept: Option<Vec<Vec<u8>>>,
+    pub kept: Option<Vec<Vec<u8>>>,
     finish: Arc<Finish>,
 }
 
 impl Fetcher {
-    fn new(
+    pub fn new(
         way: Way,
         number: usize,
         installation: &Installation,
@@ -170,7 +170,7 @@ impl Fetcher {
                 let held = topics.iter().map(|topic| (topic.hash64(), 0)).collect();
                 (subjects::answers(&host), subjects::snap(&host), Ask { ask: 1, term: 0, held }.encode())
             }
-            Way::Bare => (subjects::answers(&host), subjects::snap(&host), Vec::new()),
+            Way::Bare(_) => (subjects::answers(&host), subjects::snap(&host), Vec::new()),
             Way::DirectGet => {
                 let wanted: Vec<String> = topics.iter().map(subject).collect();
                 let request = json!({ "multi_last": wanted, "batch": wanted.len() }).to_string();
@@ -180,13 +180,16 @@ impl Fetcher {
         Ok(Self { way, answers, subject, payload, received: 0, needed, kept, finish })
     }
 
-    fn is_last(&self, message: &MessageFrame<'_>) -> bool {
+    /// Takes what has arrived; tells whether it was the last.
+    pub fn take(&mut self, payload: &[u8], status: Option<u16>) -> bool {
+        self.received += payload.len();
+        if let Some(kept) = self.kept.as_mut().filter(|_| !payload.is_empty()) {
+            kept.push(payload.to_vec());
+        }
         match self.way {
-            Way::SnapshotService => {
-                message.payload[..message.payload.len().min(LAST_WITHIN)].windows(LAST.len()).any(|found| found == LAST)
-            }
-            Way::DirectGet => message.headers.status() == Some(END_OF_BATCH),
-            Way::Bare => self.received == self.needed,
+            Way::SnapshotService => payload[..payload.len().min(LAST_WITHIN)].windows(LAST.len()).any(|found| found == LAST),
+            Way::DirectGet => status == Some(END_OF_BATCH),
+            Way::Bare(_) => self.received == self.needed,
         }
     }
 }
@@ -198,11 +201,7 @@ impl Handler for Fetcher {
         match frame {
             Frame::Pong => self.finish.arrive(),
             Frame::Message(message) => {
-                self.received += message.payload.len();
-                if let Some(kept) = self.kept.as_mut().filter(|_| !message.payload.is_empty()) {
-                    kept.push(message.payload.to_vec());
-                }
-                if self.is_last(&message) {
+                if self.take(message.payload, message.headers.status()) {
                     self.finish.arrive();
                 }
             }
@@ -220,7 +219,7 @@ impl Handler for Fetcher {
                 let token = [(subjects::ANSWER_TOKEN, "s")];
                 wire.outbound.publish_with_headers(&self.subject, None, &token, &self.payload);
             }
-            (Command::Ask, Way::Bare) => {}
+            (Command::Ask, Way::Bare(_)) => {}
             (Command::Ask, Way::DirectGet) => wire.outbound.publish(&self.subject, Some(&self.answers), &self.payload),
         }
     }

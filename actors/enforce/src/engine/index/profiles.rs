@@ -3,7 +3,7 @@
 use groupcast_policy::doc::Content;
 use groupcast_policy::ids::GroupId;
 use groupcast_policy::needs::Documents;
-use groupcast_policy::topic::Topic;
+use groupcast_policy::topic::{Scope, Topic};
 
 use super::{Bound, Group, Place, Profile, Step, Summary, Which, view_index};
 use crate::Name;
@@ -212,10 +212,15 @@ impl<D: Documents> Step<'_, '_, D> {
         let Some(actual) = self.inputs.actual else { return };
         let groups = &self.index.groups;
         let has = |group: &GroupId| groups.get(group).and_then(|group| group.rules).map(|s| s.has).unwrap_or_default();
+        let scopes = &self.index.scopes;
+        let denies = |scope: &Scope| {
+            let scope = scopes.get(&(scope.clone(), key.phase));
+            scope.map(|scope| scope.flags().denies).unwrap_or_default()
+        };
         for direction in SIDES {
             let chain = names::profile(number, direction);
             let held = actual.chains.get(&chain);
-            self.parts.chain(&chain, held, None, &profile_rules(key, shape, direction, has));
+            self.parts.chain(&chain, held, None, &profile_rules(key, shape, direction, has, denies));
         }
         if !actual.chains.contains_key(&names::profile(number, SIDES[0])) {
             let elements = Elements::Keyed(SIDES.map(|direction| profile_verdict(number, direction)).into());

@@ -1,18 +1,22 @@
-//! Whether a host may register what it asks for: its template says what a workload of the kind may be.
+//! Whether a host may register what it asks for: its template says what a workload of the kind may be, and its grant where its
+//! addresses may lie.
 
 use groupcast_messages::{Register, RegisterWorkload};
-use groupcast_policy::ids::HostId;
 use groupcast_policy::model::{Labels, Template, Workload};
 
+use super::grant::Grant;
+
 /// The workloads as they are to be registered, or what speaks against one of them.
-pub fn admit(host: &HostId, register: &Register, template: &Template) -> Result<Vec<Workload>, String> {
+pub fn admit(grant: &Grant, register: &Register, template: &Template) -> Result<Vec<Workload>, String> {
+    let host = &grant.host;
     if !template.identities.contains(host) {
         return Err(format!("template {} may not be used by host {host}: add the host to its identities", template.id));
     }
-    register.workloads.iter().map(|asked| one(host, asked, template)).collect()
+    register.workloads.iter().map(|asked| one(grant, asked, template)).collect()
 }
 
-fn one(host: &HostId, asked: &RegisterWorkload, template: &Template) -> Result<Workload, String> {
+fn one(grant: &Grant, asked: &RegisterWorkload, template: &Template) -> Result<Workload, String> {
+    let host = &grant.host;
     let refuse = |what: String| Err(format!("workload {}: {what} is not allowed by template {}", asked.workload, template.id));
     if asked.network != template.network {
         return refuse(format!("network {}", asked.network));
@@ -28,6 +32,12 @@ fn one(host: &HostId, asked: &RegisterWorkload, template: &Template) -> Result<W
     }
     if let Some(address) = asked.addresses.iter().find(|address| !template.prefixes.iter().any(|wide| covers(*wide, **address))) {
         return refuse(format!("address {address}"));
+    }
+    if let Some(address) = asked.addresses.iter().find(|address| !grant.covers(**address)) {
+        let id = &asked.workload;
+        return Err(format!(
+            "workload {id}: address {address} is in no network granted to host {host}: see `groupcast host add`"
+        ));
     }
     let mut labels = Vec::with_capacity(asked.labels.len());
     for (key, value) in &asked.labels {
@@ -48,7 +58,8 @@ fn one(host: &HostId, asked: &RegisterWorkload, template: &Template) -> Result<W
     Ok(workload)
 }
 
-fn covers(wide: groupcast_policy::net::Prefix, narrow: groupcast_policy::net::Prefix) -> bool {
+/// Whether one prefix lies within another.
+pub fn covers(wide: groupcast_policy::net::Prefix, narrow: groupcast_policy::net::Prefix) -> bool {
     wide.family() == narrow.family() && wide.len() <= narrow.len() && wide.contains(narrow.net().addr())
 }
 
@@ -85,11 +96,15 @@ mod tests {
     fn a_template_says_what_may_be() {
         let ask = |host: &str, workload: RegisterWorkload| {
             let register = Register { boot: 1, template: Some("t".to_owned()), workloads: vec![workload] };
-            admit(&host.parse().unwrap(), &register, &template())
+            let grant = Grant::new(host.parse().unwrap(), vec![Prefix::v4(0x0a000000, 25).unwrap()]);
+            admit(&grant, &register, &template())
         };
         let workload = &ask("h", asked()).unwrap()[0];
         assert_eq!((workload.host.as_str(), workload.labels.len(), workload.template.is_some()), ("h", 1, true));
-        let rows: [(&str, RegisterWorkload, &str); 7] = [
+        let at = |bits| RegisterWorkload { addresses: [Prefix::v4(bits, 32).unwrap()].into(), ..asked() };
+        let rows: [(&str, RegisterWorkload, &str); 9] = [
+            ("h", at(0x0a000080), "in no network granted to host h"),
+            ("h", at(0x0a000100), "address 10.0.1.0/32 is not allowed by template"),
             ("other", asked(), "may not be used by host other"),
             ("h", RegisterWorkload { network: "m".parse().unwrap(), ..asked() }, "network m"),
             ("h", RegisterWorkload { space: Some("bank".parse().unwrap()), ..asked() }, "space bank"),

@@ -1,0 +1,366 @@
+//! Hears hosts and follows their entries, on a connection of its own, and runs the [`Lifecycle`]. Every controller has one; while this
+//! one leads, what is decided goes to the reaper, and hosts that beat without an entry are told to enrol again.
+
+use std::collections::BTreeMap;
+use std::time::{Instant, SystemTime};
+
+use actix::prelude::*;
+use async_nats::Client;
+use async_nats::jetstream::consumer::DeliverPolicy;
+use futures::StreamExt;
+use groupcast_bus_config::connect;
+use groupcast_bus_config::subjects::{self, RegistryKey, parse_registry};
+use groupcast_messages::{Beat, BeatAnswer};
+use groupcast_policy::ids::{HostId, TemplateId};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use super::reaper::Order;
+use super::{MAILBOX_MAX, Ping, RETRY_PAUSE};
+use crate::document::{GuardRecord, HostEntry, decode_record};
+use crate::log::Log;
+use crate::names;
+use crate::registration::lifecycle::{Deaf, Effect, Event, Lifecycle};
+use crate::registration::settings::Settings;
+use crate::registry::boot_text;
+
+/// Beats and entries taken at once while more are there.
+const DRAIN_MAX: usize = 1_024;
+
+/// How these hosts are, as the leader knows it; `None` from a controller that does not lead.
+#[derive(Message)]
+#[rtype(result = "Option<Vec<ShownHost>>")]
+pub struct AskHosts(pub Vec<HostId>);
+
+/// The silent hosts of a template are gone for good. Whether this controller can act on it.
+#[derive(Message)]
+#[rtype(result = "bool")]
+pub struct Confirm(pub TemplateId);
+
+/// What can be seen of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LivenessView {
+    pub acts: bool,
+    pub hosts: usize,
+    pub suspects: usize,
+    pub frozen: Vec<GuardRecord>,
+}
+
+#[derive(Message)]
+#[rtype(result = "LivenessView")]
+pub struct LookAtLiveness;
+
+/// A host as it is told to gateways.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShownHost {
+    pub host: String,
+    /// `live`, `suspect`, or `frozen`: suspect, and not deleted because too many are.
+    pub state: String,
+    pub boot: String,
+    /// Since when the entry is as it is, by the clock of the bus.
+    pub since: String,
+    /// How long ago it was last heard of by the leader; nothing was heard before it led.
+    pub heard_ms: u64,
+}
+
+/// What came from the bus.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Came(Vec<Heard>);
+
+enum Heard {
+    Event(Event),
+    /// When a host's entry was written.
+    Written(HostId, SystemTime),
+}
+
+/// The task that listens ended, and why.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Ended(String);
+
+pub struct Liveness {
+    lifecycle: Lifecycle,
+    settings: Settings,
+    options: connect::Options,
+    leading: watch::Receiver<Option<u64>>,
+    reaper: Recipient<Order>,
+    client: Client,
+    since: BTreeMap<HostId, SystemTime>,
+    clock: Instant,
+    runtime: tokio::runtime::Handle,
+    task: Option<tokio::task::JoinHandle<()>>,
+}
+
+impl Liveness {
+    pub fn new(
+        settings: Settings,
+        options: connect::Options,
+        leading: watch::Receiver<Option<u64>>,
+        reaper: Recipient<Order>,
+        client: Client,
+        runtime: tokio::runtime::Handle,
+    ) -> Self {
+        let (lifecycle, clock) = (Lifecycle::new(settings), Instant::now());
+        Self { lifecycle, settings, options, leading, reaper, client, since: BTreeMap::new(), clock, runtime, task: None }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.clock.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn step(&mut self, event: Event, context: &mut Context<Self>) {
+        let now_ms = self.now_ms();
+        for effect in self.lifecycle.handle(event, now_ms) {
+            self.perform(effect, context);
+        }
+    }
+
+    fn perform(&mut self, effect: Effect, context: &mut Context<Self>) {
+        if let Effect::Tell { host, answer } = effect {
+            let client = self.client.clone();
+            self.runtime.spawn(async move {
+                if let Some(subject) = subjects::answer(&host, &answer)
+                    && let Err(error) = client.publish(subject, BeatAnswer::Unknown.encode().into()).await
+                {
+                    tracing::warn!(%host, %error, "a host was not told to enrol again");
+                }
+            });
+            return;
+        }
+        let about = match &effect {
+            Effect::Suspect { host, .. } | Effect::Live { host, .. } | Effect::Delete { host, .. } => Some(host.clone()),
+            Effect::Tell { .. } | Effect::Guard { .. } => None,
+        };
+        let answer = self.reaper.send(Order(effect)).into_actor(self);
+        context.spawn(answer.map(move |deleted, this, context| {
+            if let Some(host) = about {
+                this.step(Event::Done { host, deleted: deleted.unwrap_or(false) }, context);
+            }
+        }));
+    }
+
+    fn sweep(&mut self, context: &mut Context<Self>) {
+        self.step(Event::Tick, context);
+        metrics::gauge!(names::REGISTERED_HOSTS).set(self.lifecycle.hosts() as f64);
+        metrics::gauge!(names::SUSPECT_HOSTS).set(self.lifecycle.suspects() as f64);
+        metrics::gauge!(names::FROZEN_TEMPLATES).set(self.lifecycle.frozen().count() as f64);
+    }
+
+    fn shown(&self, host: &HostId) -> Option<ShownHost> {
+        let seen = self.lifecycle.seen(host, self.now_ms())?;
+        let state = match (seen.suspect, seen.frozen) {
+            (true, true) => "frozen",
+            (true, false) => "suspect",
+            (false, _) => "live",
+        };
+        let since = self.since.get(host).copied().unwrap_or(SystemTime::UNIX_EPOCH);
+        let since = humantime::format_rfc3339_millis(since).to_string();
+        Some(ShownHost { host: host.to_string(), state: state.to_owned(), boot: seen.boot, since, heard_ms: seen.silent_ms })
+    }
+
+    fn abort(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
+    }
+}
+
+impl Actor for Liveness {
+    type Context = Context<Self>;
+
+    fn started(&mut self, context: &mut Self::Context) {
+        context.set_mailbox_capacity(MAILBOX_MAX);
+        let (listen, own) = (Listen { options: self.options.clone(), next: context.address().recipient() }, context.address());
+        self.task = Some(self.runtime.spawn(async move {
+            let why = match listen.run().await {
+                Ok(why) => why.to_owned(),
+                Err(error) => error.to_string(),
+            };
+            // Nobody to tell: the actor is gone.
+            let _ = own.send(Ended(why)).await;
+        }));
+        context.run_interval(self.settings.sweep, Self::sweep);
+        let mut leading = self.leading.clone();
+        leading.mark_changed();
+        context.add_stream(turns(leading));
+    }
+
+    fn stopping(&mut self, _: &mut Self::Context) -> Running {
+        self.abort();
+        Running::Stop
+    }
+}
+
+/// Whether this controller leads, whenever that changes.
+fn turns(leading: watch::Receiver<Option<u64>>) -> impl futures::Stream<Item = Option<u64>> {
+    futures::stream::unfold(leading, |mut leading| async move {
+        leading.changed().await.ok()?;
+        let term = *leading.borrow_and_update();
+        Some((term, leading))
+    })
+}
+
+impl StreamHandler<Option<u64>> for Liveness {
+    fn handle(&mut self, term: Option<u64>, context: &mut Self::Context) {
+        self.step(Event::Leading(term.is_some()), context);
+    }
+
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
+impl Drop for Liveness {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
+
+impl Supervised for Liveness {
+    fn restarting(&mut self, _: &mut Self::Context) {
+        self.abort();
+        // What was heard until now is not what will be heard from now on: everything is counted anew.
+        self.lifecycle = Lifecycle::new(self.settings);
+        self.since.clear();
+    }
+}
+
+impl Handler<Came> for Liveness {
+    type Result = ();
+
+    fn handle(&mut self, Came(heard): Came, context: &mut Self::Context) {
+        for heard in heard {
+            match heard {
+                Heard::Event(event) => {
+                    if let Event::Entry { host, enrolled: None, .. } = &event {
+                        self.since.remove(host);
+                    }
+                    self.step(event, context);
+                }
+                Heard::Written(host, at) => _ = self.since.insert(host, at),
+            }
+        }
+    }
+}
+
+impl Handler<Ended> for Liveness {
+    type Result = ();
+
+    fn handle(&mut self, Ended(why): Ended, context: &mut Self::Context) {
+        tracing::warn!(%why, "hearing hosts begins anew");
+        self.step(Event::Connected(false), context);
+        context.run_later(RETRY_PAUSE, |_, context| context.stop());
+    }
+}
+
+impl Handler<AskHosts> for Liveness {
+    type Result = Option<Vec<ShownHost>>;
+
+    fn handle(&mut self, AskHosts(hosts): AskHosts, _: &mut Self::Context) -> Self::Result {
+        self.lifecycle.acts().then(|| hosts.iter().filter_map(|host| self.shown(host)).collect())
+    }
+}
+
+impl Handler<Confirm> for Liveness {
+    type Result = bool;
+
+    fn handle(&mut self, Confirm(template): Confirm, context: &mut Self::Context) -> Self::Result {
+        if !self.lifecycle.acts() {
+            return false;
+        }
+        tracing::warn!(%template, "an operator confirms that the silent hosts are gone");
+        self.step(Event::Confirm { template }, context);
+        true
+    }
+}
+
+impl Handler<LookAtLiveness> for Liveness {
+    type Result = MessageResult<LookAtLiveness>;
+
+    fn handle(&mut self, _: LookAtLiveness, _: &mut Self::Context) -> Self::Result {
+        let (hosts, suspects) = (self.lifecycle.hosts(), self.lifecycle.suspects());
+        let frozen = self.lifecycle.frozen().collect();
+        MessageResult(LivenessView { acts: self.lifecycle.acts(), hosts, suspects, frozen })
+    }
+}
+
+impl Handler<Ping> for Liveness {
+    type Result = ();
+
+    fn handle(&mut self, _: Ping, _: &mut Self::Context) {}
+}
+
+/// The connection, on a task of its own.
+struct Listen {
+    options: connect::Options,
+    next: Recipient<Came>,
+}
+
+impl Listen {
+    async fn hand_on(&self, heard: Vec<Heard>) -> Result<(), MailboxError> {
+        if heard.is_empty() { Ok(()) } else { self.next.send(Came(heard)).await }
+    }
+
+    /// Ends with why everything has to be begun anew.
+    async fn run(&self) -> Result<&'static str, Box<dyn std::error::Error + Send + Sync>> {
+        let (client, mut events) = connect::connect(self.options.clone()).await?;
+        let beats = client.subscribe(subjects::BEAT_ALL).await?;
+        let mut elections = futures::stream::select(
+            client.subscribe(subjects::TOPICS_LEADER_ELECTED).await?,
+            client.subscribe(subjects::REGISTRY_LEADER_ELECTED).await?,
+        );
+        let log = Log::registry(client.clone());
+        let last = log.last(subjects::REGISTRY_HOSTS).await?.map_or(0, |entry| entry.sequence);
+        let entries = log.follow(subjects::REGISTRY_HOSTS, DeliverPolicy::LastPerSubject).await?;
+        let (mut beats, mut entries) = (beats.ready_chunks(DRAIN_MAX), entries.ready_chunks(DRAIN_MAX));
+        let mut loaded = last == 0;
+        let mut begun = vec![Heard::Event(Event::Connected(true))];
+        begun.extend(loaded.then_some(Heard::Event(Event::Loaded)));
+        self.hand_on(begun).await?;
+        loop {
+            // What the bus says about itself first, then entries: silence is never judged on less than what is known.
+            let heard = tokio::select! {
+                biased;
+                event = events.next() => match event {
+                    None | Some(connect::Event::Closed) => return Ok("the connection is closed"),
+                    Some(connect::Event::Connected) => vec![Heard::Event(Event::Connected(true))],
+                    Some(connect::Event::Disconnected) => vec![Heard::Event(Event::Connected(false))],
+                    Some(connect::Event::SlowConsumer | connect::Event::Missed) => vec![Heard::Event(Event::Deaf(Deaf::Lost))],
+                    Some(_) => continue,
+                },
+                Some(_) = elections.next() => vec![Heard::Event(Event::Deaf(Deaf::Election))],
+                Some(messages) = entries.next() => {
+                    let mut heard = Vec::with_capacity(2 * messages.len());
+                    for message in messages {
+                        let message = message?;
+                        let info = message.info()?;
+                        let (sequence, pending, at) = (info.stream_sequence, info.pending, SystemTime::from(info.published));
+                        if let Some(RegistryKey::Host(host)) = parse_registry(&message.subject) {
+                            let entry: Option<HostEntry> = decode_record(&message.payload).ok();
+                            heard.push(Heard::Written(host.clone(), at));
+                            let enrolled = entry.and_then(|entry| entry.enrolled);
+                            heard.push(Heard::Event(Event::Entry { host, sequence, enrolled }));
+                        }
+                        if !loaded && (pending == 0 || sequence >= last) {
+                            loaded = true;
+                            heard.push(Heard::Event(Event::Loaded));
+                        }
+                    }
+                    heard
+                }
+                Some(messages) = beats.next() => {
+                    metrics::counter!(names::BEATS).increment(messages.len() as u64);
+                    messages.iter().filter_map(beat).map(Heard::Event).collect()
+                }
+                else => return Ok("the subscriptions ended"),
+            };
+            self.hand_on(heard).await?;
+        }
+    }
+}
+
+fn beat(message: &async_nats::Message) -> Option<Event> {
+    let host = subjects::host_of(&message.subject)?;
+    let beat = Beat::decode(&message.payload).ok()?;
+    let answer = message.headers.as_ref().and_then(|headers| headers.get(subjects::ANSWER_TOKEN));
+    Some(Event::Beat { host, boot: boot_text(beat.boot), answer: answer.map(|token| token.as_str().to_owned()) })
+}

@@ -1,0 +1,242 @@
+//! Runs one source's [`Machine`]: tells it whether this controller leads and what time it is, polls and writes for it in the
+//! background, and answers those who asked.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use actix::prelude::*;
+use async_nats::Client;
+use tokio::sync::{Mutex, oneshot, watch};
+
+use super::{MAILBOX_MAX, Ping};
+use crate::names;
+use crate::source::config::Source;
+use crate::source::machine::{Answer, Effect, Event, Machine};
+use crate::source::poller::Poller;
+use crate::source::status::{Outcome, Status};
+use crate::source::store::Store;
+use crate::source::{Failed, machine};
+
+/// Reads the source now; answered when what it says is written.
+#[derive(Message)]
+#[rtype(result = "Answer")]
+pub struct PollSource {
+    pub full: bool,
+}
+
+/// What was held back is meant.
+#[derive(Message)]
+#[rtype(result = "Answer")]
+pub struct ConfirmSource;
+
+#[derive(Message)]
+#[rtype(result = "Status")]
+pub struct LookAtSource;
+
+/// What came of something that was begun.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct Came(Event);
+
+pub struct SourceActor {
+    machine: Machine,
+    poller: Arc<Mutex<Poller>>,
+    store: Store,
+    leading: watch::Receiver<Option<u64>>,
+    runtime: tokio::runtime::Handle,
+    clock: Instant,
+    waiting: HashMap<u64, oneshot::Sender<Answer>>,
+    next_ask: u64,
+    wake: Option<SpawnHandle>,
+    begun: Option<Instant>,
+}
+
+impl SourceActor {
+    pub fn new(
+        config: &Source,
+        client: &Client,
+        leading: watch::Receiver<Option<u64>>,
+        runtime: tokio::runtime::Handle,
+        seed: u64,
+    ) -> Self {
+        Self {
+            machine: Machine::new(config.id().clone(), config.kind(), config.intervals(), seed),
+            poller: Arc::new(Mutex::new(Poller::new(config.clone()))),
+            store: Store::new(config.id().clone(), client),
+            leading,
+            runtime,
+            clock: Instant::now(),
+            waiting: HashMap::new(),
+            next_ask: 0,
+            wake: None,
+            begun: None,
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.clock.elapsed().as_millis() as u64
+    }
+
+    fn step(&mut self, event: Event, context: &mut Context<Self>) {
+        let effects = self.machine.handle(event, self.now_ms());
+        for effect in effects {
+            self.perform(effect, context);
+        }
+        self.report();
+    }
+
+    fn perform(&mut self, effect: Effect, context: &mut Context<Self>) {
+        match effect {
+            Effect::Load { run } => {
+                let store = self.store.clone();
+                let load = async move { store.load().await.map(Box::new) };
+                self.begin(context, load, move |result| Event::Loaded { run, result: result.unwrap_or_else(Err) });
+            }
+            Effect::Poll { run, full, marker } => {
+                self.begun = Some(Instant::now());
+                let (poller, runtime) = (self.poller.clone(), self.runtime.clone());
+                // On a thread that may wait: a large answer is parsed there as it comes.
+                let thread = self
+                    .runtime
+                    .spawn_blocking(move || runtime.block_on(async { poller.lock().await.poll(full, marker.as_deref()).await }));
+                let poll = async move { thread.await.unwrap_or_else(|error| Err(Failed::new(error.to_string()))) };
+                let came = |result: Result<_, String>| result.unwrap_or_else(|why| Err(Failed::new(why)));
+                self.begin(context, poll, move |result| Event::Polled { run, result: came(result) });
+            }
+            Effect::Write { run, plan } => {
+                let (store, source) = (self.store.clone(), self.machine.id().clone());
+                let difference = &plan.difference;
+                let (groups, deleted, hosts) = (difference.puts.len(), difference.deletes.len(), difference.register.len());
+                tracing::info!(%source, groups, deleted, hosts, changes = plan.changes.len(), "a source says something new");
+                let write = async move { store.write(&plan).await };
+                let unknown = |message| Err(machine::NotWritten { message, conflict: false });
+                self.begin(context, write, move |result| Event::Written { run, result: result.unwrap_or_else(unknown) });
+            }
+            Effect::Answer { ask, answer } => {
+                if let Some(waiting) = self.waiting.remove(&ask) {
+                    let _ = waiting.send(answer); // whoever asked may have given up
+                }
+            }
+            Effect::WakeAt(at_ms) => {
+                if let Some(before) = self.wake.take() {
+                    context.cancel_future(before);
+                }
+                let after = Duration::from_millis(at_ms.saturating_sub(self.now_ms()).max(1));
+                self.wake = Some(context.run_later(after, |this, context| {
+                    this.wake = None;
+                    this.step(Event::Tick, context);
+                }));
+            }
+        }
+    }
+
+    /// Runs something elsewhere; also its panic comes back as an outcome, or the source would wait for it for ever.
+    fn begin<T: Send + 'static>(
+        &self,
+        context: &mut Context<Self>,
+        work: impl Future<Output = T> + Send + 'static,
+        came: impl FnOnce(Result<T, String>) -> Event + Send + 'static,
+    ) {
+        let (own, source) = (context.address(), self.machine.id().clone());
+        let work = self.runtime.spawn(work);
+        self.runtime.spawn(async move {
+            let result = work.await.map_err(|error| format!("it failed inside: {error}"));
+            if let Err(error) = own.send(Came(came(result))).await {
+                tracing::error!(%source, %error, "a source does not answer");
+            }
+        });
+    }
+
+    fn report(&mut self) {
+        let status = self.machine.status(self.now_ms());
+        let source = status.id.clone();
+        if let Some(outcome) = self.machine.outcome() {
+            metrics::counter!(names::SOURCE_POLLS, "source" => source.clone(), "outcome" => outcome.as_str()).increment(1);
+            if let Some(begun) = self.begun.take() {
+                metrics::histogram!(names::SOURCE_POLL_SECONDS, "source" => source.clone()).record(begun.elapsed().as_secs_f64());
+            }
+            match (outcome, &status.last_error, &status.held) {
+                (Outcome::Failed, Some(error), _) => {
+                    tracing::warn!(%source, failures = status.failures, error = %error.message, "a source could not be read; what it said stays");
+                }
+                (Outcome::Held, _, Some(held)) => {
+                    let hint = "confirm with `groupcast sources confirm`, or a later poll agrees";
+                    tracing::error!(%source, deletions = held.deletions, hint, "a source wants most of what it owns deleted; held back");
+                }
+                _ => {}
+            }
+        }
+        let gauge = |name: &'static str, value: f64| metrics::gauge!(name, "source" => source.clone()).set(value);
+        gauge(names::SOURCE_LAG_SECONDS, status.lag_ms.map_or(-1.0, |lag| lag as f64 / 1e3));
+        gauge(names::SOURCE_GROUPS, status.groups as f64);
+        gauge(names::SOURCE_WORKLOADS, status.workloads as f64);
+        gauge(names::SOURCE_MALFORMED, status.malformed as f64);
+        gauge(names::SOURCE_HELD_BACK, status.held.as_ref().map_or(0.0, |held| held.deletions as f64));
+    }
+
+    fn ask(&mut self, event: impl FnOnce(u64) -> Event, context: &mut Context<Self>) -> ResponseFuture<Answer> {
+        self.next_ask += 1;
+        let (answer, answered) = oneshot::channel();
+        self.waiting.insert(self.next_ask, answer);
+        self.step(event(self.next_ask), context);
+        Box::pin(async move { answered.await.unwrap_or(Answer::NotLeading) })
+    }
+}
+
+impl Actor for SourceActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, context: &mut Self::Context) {
+        context.set_mailbox_capacity(MAILBOX_MAX);
+        let (mut leading, own, source) = (self.leading.clone(), context.address(), self.machine.id().clone());
+        self.runtime.spawn(async move {
+            loop {
+                let leads = leading.borrow_and_update().is_some();
+                if own.send(Came(Event::Leading(leads))).await.is_err() || leading.changed().await.is_err() {
+                    return tracing::debug!(%source, "nobody tells any more who leads");
+                }
+            }
+        });
+    }
+}
+
+impl Supervised for SourceActor {}
+
+impl Handler<Came> for SourceActor {
+    type Result = ();
+
+    fn handle(&mut self, Came(event): Came, context: &mut Self::Context) {
+        self.step(event, context);
+    }
+}
+
+impl Handler<PollSource> for SourceActor {
+    type Result = ResponseFuture<Answer>;
+
+    fn handle(&mut self, PollSource { full }: PollSource, context: &mut Self::Context) -> Self::Result {
+        self.ask(|ask| Event::PollNow { ask, full }, context)
+    }
+}
+
+impl Handler<ConfirmSource> for SourceActor {
+    type Result = ResponseFuture<Answer>;
+
+    fn handle(&mut self, _: ConfirmSource, context: &mut Self::Context) -> Self::Result {
+        self.ask(|ask| Event::Confirm { ask }, context)
+    }
+}
+
+impl Handler<LookAtSource> for SourceActor {
+    type Result = MessageResult<LookAtSource>;
+
+    fn handle(&mut self, _: LookAtSource, _: &mut Self::Context) -> Self::Result {
+        MessageResult(self.machine.status(self.now_ms()))
+    }
+}
+
+impl Handler<Ping> for SourceActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Ping, _: &mut Self::Context) {}
+}

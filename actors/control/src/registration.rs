@@ -1,0 +1,16 @@
+//! Registration without clock and IO: events and the time in, effects out.
+//!
+//! - [`admit`]: whether a host may register what it asks for
+//! - [`grant`]: what an operator has granted to a host, and the token with which it joins
+//! - [`lifecycle`]: who is silent for how long, and what comes of it
+//! - [`guard`]: when too many are silent at once to believe it
+//! - [`settings`]: how long, how many, how fast
+
+pub mod admit;
+pub mod grant;
+pub mod guard;
+pub mod lifecycle;
+pub mod settings;
+
+#[cfg(test)]
+mod explored;

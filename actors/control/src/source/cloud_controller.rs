@@ -1,0 +1,254 @@
+//! A Cloud Controller's application security groups.
+//!
+//! It says when groups last changed (at an address of its own, with mutual TLS), so that a poll that finds nothing new is one request.
+//! A listing is by pages of the order of creation. Something deleted under it would shift what follows, and a page would begin too late:
+//! so each page is one item shorter than the one before, which makes them overlap, and where they do they must agree. And the time of
+//! the last change is asked again after every page. Either sign makes the listing begin again.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use groupcast_policy::ids::{GroupId, SourceId};
+use groupcast_policy::model::Group;
+use groupcast_policy::written::{Node, cloud_foundry};
+
+use super::session::{Reply, Session, Uaa};
+use super::transport::{Endpoint, Transport};
+use super::{Failed, Observation, Polled, Problems, page};
+
+/// Listings that are begun in one poll.
+pub const LISTINGS_MAX: u32 = 6;
+/// Pause before the second listing; it doubles.
+pub const LISTING_PAUSE: Duration = Duration::from_millis(250);
+/// Longest answer that says a time, in bytes.
+const TIME_BYTES_MAX: u64 = 4_096;
+
+pub struct CloudController {
+    id: SourceId,
+    page_size: usize,
+    session: Session<Uaa>,
+}
+
+/// A group of a page, converted or not.
+struct Item {
+    /// What tells it from others.
+    identity: String,
+    read: Result<Arc<Group>, Bad>,
+}
+
+struct Bad {
+    id: Option<GroupId>,
+    words: String,
+}
+
+struct Listed {
+    items: Vec<Item>,
+    total: usize,
+    more: bool,
+}
+
+/// Why a listing cannot be used.
+enum Broken {
+    /// Something changed under it.
+    Moved(&'static str),
+    Failed(Failed),
+}
+
+impl From<Failed> for Broken {
+    fn from(failed: Failed) -> Self {
+        Self::Failed(failed)
+    }
+}
+
+impl CloudController {
+    pub fn new(id: SourceId, page_size: usize, uaa: Uaa) -> Self {
+        Self { id, page_size, session: Session::new(uaa) }
+    }
+
+    pub async fn poll<X: Transport>(&mut self, transport: &X, full: bool, marker: Option<&str>) -> Result<Polled, Failed> {
+        let mut time = self.last_update(transport).await?;
+        if !full && time.is_some() && time.as_deref() == marker {
+            return Ok(Polled::Unchanged);
+        }
+        let mut pause = LISTING_PAUSE;
+        let mut why = "";
+        for listing in 0..LISTINGS_MAX {
+            if listing > 0 {
+                transport.pause(pause).await;
+                pause *= 2;
+            }
+            match self.list(transport, &mut time).await {
+                Ok(observation) => return Ok(Polled::Observed(Box::new(observation))),
+                Err(Broken::Moved(what)) => why = what,
+                Err(Broken::Failed(failed)) => return Err(failed),
+            }
+        }
+        Err(Failed::new(format!(
+            "{LISTINGS_MAX} listings were overtaken by changes ({why}): what was known stays, the next poll tries again"
+        )))
+    }
+
+    /// When groups last changed; `None` where the server is too old to say.
+    async fn last_update<X: Transport>(&mut self, transport: &X) -> Result<Option<String>, Failed> {
+        #[derive(serde::Deserialize)]
+        struct Answer {
+            last_update: String,
+        }
+        let parse = |body: &mut dyn Read| {
+            let answer: Result<Answer, _> = serde_json::from_reader(body.take(TIME_BYTES_MAX));
+            let text = answer.map_err(|error| format!("the time of the last update cannot be read: {error}"))?.last_update;
+            match humantime::parse_rfc3339(text.replace("+00:00", "Z").as_str()) {
+                Ok(_) => Ok(text),
+                Err(error) => {
+                    Err(format!("the time of the last update is {:?}: {error}", text.chars().take(60).collect::<String>()))
+                }
+            }
+        };
+        match self.session.get(transport, Endpoint::Internal, "/internal/v4/asg_latest_update", parse).await? {
+            Reply::Good(time) => Ok(Some(time)),
+            Reply::NotFound => Ok(None),
+        }
+    }
+
+    async fn list<X: Transport>(&mut self, transport: &X, time: &mut Option<String>) -> Result<Observation, Broken> {
+        let mut found = Found::default();
+        let mut last: Option<String> = None;
+        for number in 1.. {
+            let size = (self.page_size + 1).saturating_sub(number);
+            let page = self.page(transport, number, size).await?;
+            if !covers(self.page_size, page.total) {
+                return Err(Failed::new(format!(
+                    "{} groups do not fit into overlapping pages of at most {} (they hold {}): set page_size to {} or more",
+                    page.total,
+                    self.page_size,
+                    capacity(self.page_size),
+                    page_size_for(page.total),
+                ))
+                .into());
+            }
+            let now = self.last_update(transport).await?;
+            if now != *time {
+                *time = now;
+                return Err(Broken::Moved("groups were changed meanwhile"));
+            }
+            if let Some(last) = &last
+                && page.items.get(number - 2).is_none_or(|item| item.identity != *last)
+            {
+                return Err(Broken::Moved("a group was deleted between two pages"));
+            }
+            last = page.items.last().map(|item| item.identity.clone());
+            found.take(page.items);
+            if !page.more {
+                break;
+            }
+        }
+        Ok(found.observation(time.clone()))
+    }
+
+    async fn page<X: Transport>(&mut self, transport: &X, number: usize, size: usize) -> Result<Listed, Failed> {
+        let path = format!("/v3/security_groups?page={number}&per_page={size}&order_by=created_at");
+        let id = self.id.clone();
+        let parse = move |body: &mut dyn Read| {
+            let mut items = Vec::new();
+            let beside = page::read(body, "resources", &["pagination"], &mut |index, node| items.push(item(&id, &node, index)))?;
+            let pagination = beside.get("pagination").ok_or("there is no \"pagination\"")?;
+            let total = match pagination.get("total_results") {
+                Some(Node::Int(total)) if *total >= 0 => *total as usize,
+                _ => return Err("pagination.total_results is no number".to_owned()),
+            };
+            let more = match pagination.get("next") {
+                Some(Node::Null) => false,
+                Some(Node::Map(_)) => true,
+                _ => return Err("pagination.next is neither a link nor null".to_owned()),
+            };
+            if more && items.is_empty() {
+                return Err("a page without groups says that there are more".to_owned());
+            }
+            Ok(Listed { items, total, more })
+        };
+        match self.session.get(transport, Endpoint::Api, &path, parse).await? {
+            Reply::Good(listed) => Ok(listed),
+            Reply::NotFound => Err(Failed::new(format!("{path} is not known there: is url a Cloud Controller's?"))),
+        }
+    }
+}
+
+fn item(source: &SourceId, node: &Node, index: usize) -> Item {
+    let text = |key: &str| node.get(key).and_then(Node::text).unwrap_or_default();
+    let identity = match text("guid") {
+        "" => format!("{} {}", text("created_at"), text("name")),
+        guid => guid.to_owned(),
+    };
+    let read = cloud_foundry::group(source, node, index).map(Arc::new).map_err(|problems| Bad {
+        id: GroupId::new(&format!("{source}-{}", text("guid"))).ok().filter(|_| !text("guid").is_empty()),
+        words: problems.iter().take(3).map(ToString::to_string).collect::<Vec<_>>().join("; "),
+    });
+    Item { identity, read }
+}
+
+#[derive(Default)]
+struct Found {
+    groups: BTreeMap<GroupId, Arc<Group>>,
+    bad: BTreeMap<String, Bad>,
+}
+
+impl Found {
+    /// Where pages overlap, the later one counts.
+    fn take(&mut self, items: Vec<Item>) {
+        for item in items {
+            match item.read {
+                Ok(group) => {
+                    self.bad.remove(&item.identity);
+                    self.groups.insert(group.id.clone(), group);
+                }
+                Err(bad) => {
+                    bad.id.iter().for_each(|id| drop(self.groups.remove(id)));
+                    self.bad.insert(item.identity, bad);
+                }
+            }
+        }
+    }
+
+    fn observation(self, marker: Option<String>) -> Observation {
+        let mut problems = Problems::default();
+        let mut kept_groups = std::collections::BTreeSet::new();
+        for bad in self.bad.into_values() {
+            problems.add(bad.words);
+            problems.nameless |= bad.id.is_none();
+            kept_groups.extend(bad.id);
+        }
+        Observation { groups: self.groups, kept_groups, problems, marker, ..Observation::default() }
+    }
+}
+
+/// Page k is of P − k + 1 items and ends at item k · (P − k + 1): the largest such number is what can be listed.
+pub const fn capacity(page_size: usize) -> usize {
+    let half = page_size.div_ceil(2);
+    half * (page_size + 1 - half)
+}
+
+pub const fn covers(page_size: usize, total: usize) -> bool {
+    total <= capacity(page_size)
+}
+
+/// The smallest page size that can list so many.
+pub fn page_size_for(total: usize) -> usize {
+    (1..).find(|size| covers(*size, total)).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_overlapping_pages_can_hold() {
+        for (page_size, holds) in [(1, 1), (2, 2), (3, 4), (4, 6), (5, 9), (5_000, 6_252_500)] {
+            assert_eq!(capacity(page_size), holds, "{page_size}");
+            let by_trying = (1..=page_size.min(4_000)).map(|k| k * (page_size - k + 1)).max();
+            assert_eq!(by_trying, Some(holds));
+        }
+        assert_eq!([page_size_for(6), page_size_for(7), page_size_for(20_000)], [4, 5, 282]);
+    }
+}

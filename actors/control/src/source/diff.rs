@@ -1,0 +1,336 @@
+//! What a complete observation changes in what the source owns. Equal things produce nothing, so a poll that finds nothing new writes
+//! nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use groupcast_policy::ids::{GroupId, HostId, NetworkId, SourceId, WorkloadId};
+use groupcast_policy::model::{Group, Owner, Workload};
+use groupcast_policy::rule::Remote;
+use groupcast_policy::topic::Topic;
+use groupcast_policy::written::{Format, Write as _};
+use groupcast_topics::BATCH_MESSAGES_MAX;
+
+use super::{Observation, Problems};
+use crate::change::{CHANGE_BYTES_MAX, CHANGE_DOCUMENTS_MAX, Expected, Write};
+use crate::document::{DOCUMENT_BYTES_MAX, Document, Name};
+
+/// Room for the frame of a document and the workload's own additions.
+const FRAME_BYTES: usize = 256;
+
+/// What is known of what the source owns, and of what it must leave alone.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Owned {
+    /// With the revision that is in CATALOG; `None` where that cannot be read.
+    pub groups: BTreeMap<GroupId, (u64, Option<Arc<Group>>)>,
+    pub workloads: BTreeMap<WorkloadId, Arc<Workload>>,
+    /// Ids of the source's kind that belong to somebody else.
+    pub foreign: BTreeSet<GroupId>,
+    /// Hosts there are: each may get a message of its own in a large batch.
+    pub hosts: usize,
+    /// How far the streams had been written when this was read, or what the source wrote since.
+    pub catalog: u64,
+    pub registry: u64,
+}
+
+impl Owned {
+    /// Sorts in what lies in CATALOG under a group's id; a document that cannot be read counts by its id alone.
+    pub fn take_group(&mut self, source: &SourceId, id: &GroupId, revision: u64, group: Option<Arc<Group>>) {
+        let ours = is_of(source, id.as_str());
+        match group {
+            Some(group) if group.owner == Owner::Source(source.clone()) => {
+                self.groups.insert(id.clone(), (revision, Some(group)));
+            }
+            Some(_) if ours => {
+                self.foreign.insert(id.clone());
+            }
+            None if ours => {
+                self.groups.insert(id.clone(), (revision, None));
+            }
+            _ => {}
+        }
+    }
+
+    /// Sorts in a workload. What registered itself has a template, what a source placed has none.
+    pub fn take_workload(&mut self, source: &SourceId, workload: Arc<Workload>) {
+        if is_of(source, workload.id.as_str()) && workload.template.is_none() {
+            self.workloads.insert(workload.id.clone(), workload);
+        }
+    }
+}
+
+/// What a source owns begins with its id.
+pub fn is_of(source: &SourceId, id: &str) -> bool {
+    id.strip_prefix(source.as_str()).is_some_and(|rest| rest.starts_with('-'))
+}
+
+/// What has to be written.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Difference {
+    pub puts: Vec<(Arc<Group>, Expected)>,
+    pub deletes: Vec<(GroupId, u64)>,
+    pub register: BTreeMap<HostId, Vec<Workload>>,
+    pub remove: BTreeMap<HostId, Vec<(NetworkId, WorkloadId)>>,
+    pub problems: Problems,
+}
+
+impl Difference {
+    pub fn is_empty(&self) -> bool {
+        self.puts.is_empty() && self.deletes.is_empty() && self.register.is_empty() && self.remove.is_empty()
+    }
+
+    /// Names of everything that would be gone.
+    pub fn deletions(&self) -> BTreeSet<String> {
+        self.deletes.iter().map(|(id, _)| id.to_string()).collect()
+    }
+
+    /// Workloads that would be gone, not those that move.
+    pub fn removals(&self, observed: &Observation) -> BTreeSet<String> {
+        let gone = self.remove.values().flatten().filter(|(_, id)| !observed.workloads.contains_key(id));
+        gone.map(|(_, id)| id.to_string()).collect()
+    }
+}
+
+pub fn diff(owned: &Owned, observed: &Observation) -> Difference {
+    let mut difference = Difference::default();
+    for (id, group) in &observed.groups {
+        let held = owned.groups.get(id);
+        if held.is_some_and(|(_, held)| held.as_ref() == Some(group)) {
+            continue;
+        }
+        if owned.foreign.contains(id) {
+            difference.problems.add(format!("group {id} belongs to somebody else: delete it there, or rename the source"));
+            continue;
+        }
+        let bytes = group.write(Format::Json).len() + FRAME_BYTES;
+        if bytes > DOCUMENT_BYTES_MAX {
+            difference
+                .problems
+                .add(format!("group {id} is {bytes} bytes, at most {DOCUMENT_BYTES_MAX} fit into one message: split it"));
+            continue;
+        }
+        let expected = held.map_or(Expected::Absent, |(revision, _)| Expected::Revision(*revision));
+        difference.puts.push((group.clone(), expected));
+    }
+    for (id, workload) in &observed.workloads {
+        let held = owned.workloads.get(id);
+        if held.is_some_and(|held| Workload { incarnation: held.incarnation, ..(**workload).clone() } == **held) {
+            continue;
+        }
+        difference.register.entry(workload.host.clone()).or_default().push((**workload).clone());
+        if let Some(held) = held.filter(|held| held.network != workload.network) {
+            difference.remove.entry(held.host.clone()).or_default().push((held.network.clone(), id.clone()));
+        }
+    }
+    if observed.problems.nameless {
+        // What cannot be read may be any of them.
+        return difference;
+    }
+    let gone = |id: &&GroupId| !observed.groups.contains_key(*id) && !observed.kept_groups.contains(*id);
+    difference.deletes = owned.groups.keys().filter(gone).map(|id| (id.clone(), owned.groups[id].0)).collect();
+    for (id, held) in &owned.workloads {
+        if !observed.workloads.contains_key(id) && !observed.kept_workloads.contains(id) {
+            difference.remove.entry(held.host.clone()).or_default().push((held.network.clone(), id.clone()));
+        }
+    }
+    difference
+}
+
+/// The writes to CATALOG: one change, as long as it can be written and published as one; else in parts, what is added before what is
+/// deleted, so that at no moment something is missing that is there before and after.
+pub fn changes(difference: &Difference, owned: &Owned) -> Vec<Vec<Write>> {
+    let named: BTreeSet<&GroupId> = {
+        let held = owned.groups.values().filter_map(|(_, group)| group.as_ref());
+        let all = held.chain(difference.puts.iter().map(|(group, _)| group));
+        all.flat_map(|group| &group.rules).filter_map(|rule| remote(&rule.rule.remote)).collect()
+    };
+    let mut parts = Parts { named, hosts: owned.hosts, done: Vec::new(), part: Vec::new(), bytes: 0, topics: BTreeSet::new() };
+    for (group, expected) in &difference.puts {
+        let before = owned.groups.get(&group.id).and_then(|(_, before)| before.as_ref());
+        let write = Write::put(Document::Group(group.clone()), *expected);
+        parts.add(write, &group.id, [Some(group), before].into_iter().flatten());
+    }
+    for (id, revision) in &difference.deletes {
+        let before = owned.groups.get(id).and_then(|(_, before)| before.as_ref());
+        parts.add(Write::delete(Name::group(id), Expected::Revision(*revision)), id, before.into_iter());
+    }
+    parts.finish()
+}
+
+fn remote(remote: &Remote) -> Option<&GroupId> {
+    if let Remote::Group(id) = remote { Some(id) } else { None }
+}
+
+struct Parts<'a> {
+    /// Groups that rules name: only these have a topic of members.
+    named: BTreeSet<&'a GroupId>,
+    hosts: usize,
+    done: Vec<Vec<Write>>,
+    part: Vec<Write>,
+    bytes: usize,
+    /// What the part touches at most.
+    topics: BTreeSet<Topic>,
+}
+
+impl<'a> Parts<'a> {
+    fn add(&mut self, write: Write, id: &GroupId, versions: impl Iterator<Item = &'a Arc<Group>>) {
+        let bytes = write.payload().len();
+        let mut touched = BTreeSet::from([Topic::Rules(id.clone())]);
+        if self.named.contains(id) {
+            touched.insert(Topic::Members(id.clone()));
+        }
+        for group in versions {
+            touched.extend(group.bindings.iter().filter_map(|binding| binding.target.scope()).map(Topic::Scope));
+            touched.extend(group.rules.iter().filter_map(|rule| remote(&rule.rule.remote)).cloned().map(Topic::Members));
+        }
+        let more = touched.iter().filter(|topic| !self.topics.contains(*topic)).count();
+        // A lead message, and one for each host.
+        let wide = self.topics.len() + more + self.hosts + 1 > BATCH_MESSAGES_MAX;
+        if !self.part.is_empty() && (wide || self.part.len() == CHANGE_DOCUMENTS_MAX || self.bytes + bytes > CHANGE_BYTES_MAX) {
+            self.done.push(std::mem::take(&mut self.part));
+            self.topics.clear();
+            self.bytes = 0;
+        }
+        self.part.push(write);
+        self.topics.extend(touched);
+        self.bytes += bytes;
+    }
+
+    fn finish(mut self) -> Vec<Vec<Write>> {
+        if !self.part.is_empty() {
+            self.done.push(self.part);
+        }
+        self.done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use groupcast_policy::model::{Binding, Target};
+
+    fn source() -> SourceId {
+        "cf".parse().unwrap()
+    }
+
+    fn group(id: &str, name: &str) -> Arc<Group> {
+        let mut group = Group::new(id.parse().unwrap());
+        group.name = name.to_owned();
+        group.owner = Owner::Source(source());
+        Arc::new(group)
+    }
+
+    fn observed(groups: &[Arc<Group>]) -> Observation {
+        Observation { groups: groups.iter().map(|g| (g.id.clone(), g.clone())).collect(), ..Observation::default() }
+    }
+
+    fn owned(groups: &[Arc<Group>]) -> Owned {
+        let mut owned = Owned::default();
+        for (at, group) in groups.iter().enumerate() {
+            owned.take_group(&source(), &group.id, at as u64 + 1, Some(group.clone()));
+        }
+        owned
+    }
+
+    fn shape(d: &Difference) -> (Vec<&str>, Vec<&str>) {
+        (d.puts.iter().map(|(g, _)| g.id.as_str()).collect(), d.deletes.iter().map(|(id, _)| id.as_str()).collect())
+    }
+
+    #[test]
+    fn only_what_differs_is_written() {
+        let (a, b, c) = (group("cf-a", "a"), group("cf-b", "b"), group("cf-c", "c"));
+        let known = owned(&[a.clone(), b.clone()]);
+        assert!(diff(&known, &observed(&[a.clone(), b.clone()])).is_empty());
+        let changed = diff(&known, &observed(&[group("cf-a", "new"), c.clone()]));
+        assert_eq!(shape(&changed), (vec!["cf-a", "cf-c"], vec!["cf-b"]));
+        assert_eq!(changed.puts.iter().map(|(_, e)| *e).collect::<Vec<_>>(), [Expected::Revision(1), Expected::Absent]);
+        assert_eq!(changed.deletes, [("cf-b".parse().unwrap(), 2)]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_stays_and_what_belongs_to_others_is_left_alone() {
+        let (a, b) = (group("cf-a", "a"), group("cf-b", "b"));
+        let mut known = owned(&[a.clone(), b.clone()]);
+        let mut seen = observed(std::slice::from_ref(&a));
+        seen.kept_groups.insert("cf-b".parse().unwrap());
+        assert!(diff(&known, &seen).is_empty());
+        seen.kept_groups.clear();
+        seen.problems.nameless = true;
+        assert!(diff(&known, &seen).is_empty(), "it may be cf-b");
+        let mut gateways = Group::new("cf-z".parse().unwrap());
+        gateways.name = "theirs".into();
+        known.take_group(&source(), &gateways.id.clone(), 9, Some(Arc::new(gateways)));
+        let taken = diff(&known, &observed(&[a, b, group("cf-z", "ours")]));
+        assert!(taken.is_empty() && taken.problems.named[0].contains("cf-z belongs to somebody else"));
+        // A document of ours that nobody can read is written again.
+        known.take_group(&source(), &"cf-a".parse().unwrap(), 12, None);
+        let again = diff(&known, &observed(&[group("cf-a", "a"), group("cf-b", "b")]));
+        assert_eq!(again.puts[0].1, Expected::Revision(12));
+    }
+
+    #[test]
+    fn a_group_that_no_message_can_hold_is_named_and_spoils_only_itself() {
+        let mut large = Group::clone(&group("cf-large", "x"));
+        large.owner = Owner::Source(source());
+        let rule = groupcast_policy::text::parse_rule("egress tcp 443 to 10.0.0.1").unwrap();
+        large.rules = (0..10_000)
+            .map(|_| groupcast_policy::model::GroupRule { rule: rule.clone(), description: "d".repeat(200) })
+            .collect();
+        let d = diff(&Owned::default(), &observed(&[Arc::new(large), group("cf-small", "s")]));
+        assert_eq!((shape(&d).0, d.problems.count), (vec!["cf-small"], 1));
+    }
+
+    #[test]
+    fn a_workload_counts_whatever_its_incarnation_and_moves_between_networks_whole() {
+        let workload = |network: &str, incarnation| {
+            let w = Workload::new("os-p".parse().unwrap(), "h".parse().unwrap(), network.parse().unwrap());
+            Arc::new(Workload { incarnation, ..w })
+        };
+        let mut known = Owned::default();
+        known.take_workload(&"os".parse().unwrap(), workload("n1", 7));
+        let mut seen = Observation::default();
+        seen.workloads.insert("os-p".parse().unwrap(), workload("n1", 1));
+        assert!(diff(&known, &seen).is_empty());
+        seen.workloads.insert("os-p".parse().unwrap(), workload("n2", 1));
+        let moved = diff(&known, &seen);
+        assert_eq!((moved.register.len(), moved.remove.len(), moved.removals(&seen).len()), (1, 1, 0));
+        let gone = diff(&known, &Observation::default());
+        assert_eq!(gone.removals(&Observation::default()).len(), 1);
+        let mut registered = Workload::clone(&workload("n1", 1));
+        registered.template = Some("t".parse().unwrap());
+        let mut others = Owned::default();
+        others.take_workload(&"os".parse().unwrap(), Arc::new(registered));
+        assert!(others.workloads.is_empty(), "it registered itself");
+    }
+
+    #[test]
+    fn a_large_observation_is_one_change_as_long_as_it_can_be() {
+        let bound = |i: usize, space: usize| {
+            let mut group = Group::clone(&group(&format!("cf-g{i}"), "x"));
+            group.bindings.push(Binding {
+                target: Target::Space(format!("s{space}").parse().unwrap()),
+                phases: groupcast_policy::doc::Phases::RUNNING,
+            });
+            Arc::new(group)
+        };
+        let parts = |groups: Vec<Arc<Group>>, hosts: usize| {
+            let owned = Owned { hosts, ..Owned::default() };
+            changes(&diff(&owned, &observed(&groups)), &owned).iter().map(Vec::len).collect::<Vec<_>>()
+        };
+        assert_eq!(parts((0..13_500).map(|i| bound(i, i % 5_000)).collect(), 1_000), [13_500]);
+        assert_eq!(parts((0..20_000).map(|i| bound(i, 0)).collect(), 0), [19_998, 2], "topics, and a message that leads them");
+        let apart = parts((0..13_500).map(|i| bound(i, i)).collect(), 1_000);
+        assert_eq!((apart.len(), apart.iter().sum::<usize>()), (2, 13_500));
+        assert_eq!(parts(Vec::new(), 0), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn additions_come_before_deletions() {
+        let old: Vec<_> = (0..15_000).map(|i| group(&format!("cf-a{i}"), "x")).collect();
+        let new: Vec<_> = (0..15_000).map(|i| group(&format!("cf-b{i}"), "x")).collect();
+        let known = owned(&old);
+        let parts = changes(&diff(&known, &observed(&new)), &known);
+        let all: Vec<bool> = parts.iter().flatten().map(|w| matches!(w.body, crate::change::Body::Put(_))).collect();
+        assert!(parts.len() > 1 && all.is_sorted_by(|a, b| a >= b));
+    }
+}

@@ -1,0 +1,454 @@
+//! One source as a state machine: whether this controller leads, the time, and what came of polls and writes go in; what to load, poll
+//! and write, whom to answer and when to look again come out.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use groupcast_policy::ids::{GroupId, SourceId, WorkloadId};
+use groupcast_policy::model::Workload;
+
+use super::config::Intervals;
+use super::diff::{Difference, Owned, changes, diff};
+use super::guard::{self, Held, Verdict};
+use super::status::{LastError, Outcome, Status};
+use super::{Failed, Observation, Polled, Problems};
+use crate::change::Write;
+
+/// Those who may wait for one poll.
+pub const ASKS_MAX: usize = 1_024;
+/// Times that one observation is written again after somebody else has written what the source owns.
+pub const CONFLICTS_MAX: u32 = 5;
+/// A source that fails is asked less and less often: at most this much less.
+pub const BACKOFF_FACTOR_MAX: u32 = 4;
+/// And, unless its interval is longer, not less often than this.
+pub const BACKOFF_MAX: Duration = Duration::from_secs(300);
+/// The longest that a source may ask to be left alone.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
+/// What could not be read or written on the bus is tried again after this.
+pub const BUS_PAUSE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    Leading(bool),
+    Tick,
+    /// Somebody wants a poll that begins after now; a full one does not trust the source's word that nothing has changed.
+    PollNow {
+        ask: u64,
+        full: bool,
+    },
+    /// An operator says that what was held back is meant.
+    Confirm {
+        ask: u64,
+    },
+    Loaded {
+        run: u64,
+        result: Result<Box<Owned>, String>,
+    },
+    Polled {
+        run: u64,
+        result: Result<Polled, Failed>,
+    },
+    Written {
+        run: u64,
+        result: Result<Written, NotWritten>,
+    },
+}
+
+/// What was written, and where it lies now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Written {
+    pub revisions: BTreeMap<GroupId, u64>,
+    pub incarnations: BTreeMap<WorkloadId, u64>,
+    /// The last sequence in each stream, where something was written to it.
+    pub catalog: Option<u64>,
+    pub registry: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotWritten {
+    pub message: String,
+    /// Somebody else has written the same: worth another look at once.
+    pub conflict: bool,
+}
+
+/// What is to be written, in this order: changes, registrations, removals.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    pub changes: Vec<Vec<Write>>,
+    pub difference: Difference,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Effect {
+    Load { run: u64 },
+    Poll { run: u64, full: bool, marker: Option<String> },
+    Write { run: u64, plan: Box<Plan> },
+    Answer { ask: u64, answer: Answer },
+    WakeAt(u64),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// The source was read; topics that reflect these sequences have what it says.
+    Done {
+        catalog: u64,
+        registry: u64,
+    },
+    /// It says that most of what it owns is gone: nothing was written.
+    Held {
+        deletions: usize,
+    },
+    Failed(String),
+    NotLeading,
+    /// There is nothing to confirm.
+    NothingHeld,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Doing {
+    Nothing,
+    Loading,
+    Polling {
+        full: bool,
+    },
+    Writing {
+        observation: Box<Observation>,
+        plan: Box<Plan>,
+        conflicts: u32,
+    },
+    /// Reading again what is owned, to write the same observation over it.
+    Reloading {
+        observation: Box<Observation>,
+        conflicts: u32,
+    },
+}
+
+pub struct Machine {
+    id: SourceId,
+    kind: &'static str,
+    intervals: Intervals,
+    random: u64,
+    leading: bool,
+    doing: Doing,
+    /// Tells what comes back from what was begun under an earlier lead.
+    run: u64,
+    owned: Option<Owned>,
+    marker: Option<String>,
+    full_at_ms: Option<u64>,
+    next_ms: u64,
+    held: Option<Held>,
+    /// Those who wait for the poll that runs, and those who came after it began.
+    asks: Vec<u64>,
+    next_asks: Vec<u64>,
+    next_full: bool,
+    failures: u32,
+    success_ms: Option<u64>,
+    success_began_ms: Option<u64>,
+    began_ms: u64,
+    error: Option<(String, u64)>,
+    problems: Problems,
+    polls: u64,
+    full_syncs: u64,
+    last_change: Option<u64>,
+    outcome: Option<Outcome>,
+}
+
+impl Machine {
+    pub fn new(id: SourceId, kind: &'static str, intervals: Intervals, seed: u64) -> Self {
+        Self {
+            id,
+            kind,
+            intervals,
+            random: seed | 1,
+            leading: false,
+            doing: Doing::Nothing,
+            run: 0,
+            owned: None,
+            marker: None,
+            full_at_ms: None,
+            next_ms: 0,
+            held: None,
+            asks: Vec::new(),
+            next_asks: Vec::new(),
+            next_full: false,
+            failures: 0,
+            success_ms: None,
+            success_began_ms: None,
+            began_ms: 0,
+            error: None,
+            problems: Problems::default(),
+            polls: 0,
+            full_syncs: 0,
+            last_change: None,
+            outcome: None,
+        }
+    }
+
+    pub fn id(&self) -> &SourceId {
+        &self.id
+    }
+
+    /// What came of the last poll, once.
+    pub fn outcome(&mut self) -> Option<Outcome> {
+        self.outcome.take()
+    }
+
+    pub fn handle(&mut self, event: Event, now_ms: u64) -> Vec<Effect> {
+        let mut out = Vec::new();
+        match event {
+            Event::Leading(true) if !self.leading => {
+                self.leading = true;
+                self.next_ms = now_ms;
+            }
+            Event::Leading(true) | Event::Tick => {}
+            Event::Leading(false) => self.end(&mut out),
+            Event::PollNow { ask, full } => self.ask(ask, full, &mut out),
+            Event::Confirm { ask } => match &mut self.held {
+                Some(held) => {
+                    held.confirmed = true;
+                    self.ask(ask, true, &mut out);
+                }
+                None if self.leading => out.push(Effect::Answer { ask, answer: Answer::NothingHeld }),
+                None => out.push(Effect::Answer { ask, answer: Answer::NotLeading }),
+            },
+            Event::Loaded { run, result } if run == self.run => self.loaded(result, now_ms, &mut out),
+            Event::Polled { run, result } if run == self.run => self.polled(result, now_ms, &mut out),
+            Event::Written { run, result } if run == self.run => self.written(result, now_ms, &mut out),
+            Event::Loaded { .. } | Event::Polled { .. } | Event::Written { .. } => {}
+        }
+        self.begin(now_ms, &mut out);
+        if self.leading && self.doing == Doing::Nothing {
+            out.push(Effect::WakeAt(self.next_ms));
+        }
+        out
+    }
+
+    /// Another leads now: what is under way here is nobody's any more, and what is known will be out of date.
+    fn end(&mut self, out: &mut Vec<Effect>) {
+        self.leading = false;
+        self.run += 1;
+        self.doing = Doing::Nothing;
+        (self.owned, self.marker, self.full_at_ms, self.held) = (None, None, None, None);
+        self.failures = 0;
+        let asks = self.asks.drain(..).chain(self.next_asks.drain(..));
+        out.extend(asks.map(|ask| Effect::Answer { ask, answer: Answer::NotLeading }));
+        self.next_full = false;
+    }
+
+    fn ask(&mut self, ask: u64, full: bool, out: &mut Vec<Effect>) {
+        if !self.leading {
+            return out.push(Effect::Answer { ask, answer: Answer::NotLeading });
+        }
+        if self.next_asks.len() >= ASKS_MAX {
+            let words = format!("{ASKS_MAX} others wait for source {} already: try again", self.id);
+            return out.push(Effect::Answer { ask, answer: Answer::Failed(words) });
+        }
+        self.next_asks.push(ask);
+        self.next_full |= full;
+    }
+
+    fn begin(&mut self, now_ms: u64, out: &mut Vec<Effect>) {
+        if !self.leading || self.doing != Doing::Nothing || (now_ms < self.next_ms && self.next_asks.is_empty()) {
+            return;
+        }
+        self.run += 1;
+        self.asks = std::mem::take(&mut self.next_asks);
+        self.began_ms = now_ms;
+        if self.owned.is_none() {
+            self.doing = Doing::Loading;
+            return out.push(Effect::Load { run: self.run });
+        }
+        self.poll(now_ms, out);
+    }
+
+    fn poll(&mut self, now_ms: u64, out: &mut Vec<Effect>) {
+        // The poll after this one would be too late.
+        let next = self.intervals.poll + self.intervals.poll / 10;
+        let overdue = |at: u64| Duration::from_millis(now_ms.saturating_sub(at)) + next > self.intervals.full_sync;
+        let full = std::mem::take(&mut self.next_full) || self.full_at_ms.is_none_or(overdue);
+        self.polls += 1;
+        self.began_ms = now_ms;
+        self.doing = Doing::Polling { full };
+        out.push(Effect::Poll { run: self.run, full, marker: self.marker.clone() });
+    }
+
+    fn loaded(&mut self, result: Result<Box<Owned>, String>, now_ms: u64, out: &mut Vec<Effect>) {
+        match (std::mem::replace(&mut self.doing, Doing::Nothing), result) {
+            (Doing::Loading, Ok(owned)) => {
+                self.owned = Some(*owned);
+                self.poll(now_ms, out);
+            }
+            (Doing::Reloading { observation, conflicts }, Ok(owned)) => {
+                self.owned = Some(*owned);
+                self.compare(observation, conflicts, now_ms, out);
+            }
+            (_, Err(message)) => self.failed(Failed { message, retry_after: Some(BUS_PAUSE) }, now_ms, out),
+            (_, Ok(_)) => {}
+        }
+    }
+
+    fn polled(&mut self, result: Result<Polled, Failed>, now_ms: u64, out: &mut Vec<Effect>) {
+        let Doing::Polling { full } = std::mem::replace(&mut self.doing, Doing::Nothing) else { return };
+        match result {
+            Ok(Polled::Unchanged) => self.succeeded(None, now_ms, out),
+            Ok(Polled::Observed(observation)) => {
+                self.full_syncs += u64::from(full);
+                self.compare(observation, 0, now_ms, out);
+            }
+            Err(failed) => self.failed(failed, now_ms, out),
+        }
+    }
+
+    fn compare(&mut self, observation: Box<Observation>, conflicts: u32, now_ms: u64, out: &mut Vec<Effect>) {
+        let Some(owned) = &self.owned else { return };
+        let difference = diff(owned, &observation);
+        self.problems = observation.problems.clone();
+        self.problems.extend(&difference.problems);
+        let after = self.intervals.poll / 2;
+        let judged = [(difference.deletions(), owned.groups.len()), (difference.removals(&observation), owned.workloads.len())];
+        for (deletions, owned) in judged {
+            if let Verdict::Hold(held) = guard::judge(self.held.as_ref(), deletions, owned, now_ms, after) {
+                return self.hold(held, now_ms, out);
+            }
+        }
+        if difference.is_empty() {
+            return self.succeeded(Some((observation, None)), now_ms, out);
+        }
+        let plan = Box::new(Plan { changes: changes(&difference, owned), difference });
+        out.push(Effect::Write { run: self.run, plan: plan.clone() });
+        self.doing = Doing::Writing { observation, plan, conflicts };
+    }
+
+    /// Nothing is written and nothing is remembered, so that the next poll looks at everything again.
+    fn hold(&mut self, held: Held, now_ms: u64, out: &mut Vec<Effect>) {
+        let answer = Answer::Held { deletions: held.deletions.len() };
+        self.held = Some(held);
+        self.outcome = Some(Outcome::Held);
+        (self.marker, self.full_at_ms) = (None, None);
+        (self.failures, self.error) = (0, None);
+        self.next_ms = now_ms + self.jittered(self.intervals.poll);
+        self.answer(&answer, out);
+    }
+
+    fn written(&mut self, result: Result<Written, NotWritten>, now_ms: u64, out: &mut Vec<Effect>) {
+        let Doing::Writing { observation, plan, conflicts } = std::mem::replace(&mut self.doing, Doing::Nothing) else { return };
+        match result {
+            Ok(written) => self.succeeded(Some((observation, Some((plan, written)))), now_ms, out),
+            Err(NotWritten { conflict: true, .. }) if conflicts < CONFLICTS_MAX => {
+                self.run += 1;
+                self.doing = Doing::Reloading { observation, conflicts: conflicts + 1 };
+                out.push(Effect::Load { run: self.run });
+            }
+            Err(NotWritten { message, .. }) => {
+                // Some of it may be written: what is owned has to be read again.
+                self.owned = None;
+                self.failed(Failed { message, retry_after: Some(BUS_PAUSE) }, now_ms, out);
+            }
+        }
+    }
+
+    #[allow(clippy::type_complexity)]
+    fn succeeded(
+        &mut self,
+        observed: Option<(Box<Observation>, Option<(Box<Plan>, Written)>)>,
+        now_ms: u64,
+        out: &mut Vec<Effect>,
+    ) {
+        self.outcome = Some(Outcome::Unchanged);
+        if let Some((observation, wrote)) = observed {
+            self.marker = observation.marker;
+            self.full_at_ms = Some(self.began_ms);
+            self.held = None;
+            self.outcome = Some(Outcome::Observed);
+            if let (Some((plan, written)), Some(owned)) = (wrote, &mut self.owned) {
+                self.outcome = Some(Outcome::Changed);
+                self.last_change = written.catalog.or(self.last_change);
+                remember(owned, *plan, &written);
+            }
+        }
+        (self.failures, self.error) = (0, None);
+        self.success_ms = Some(now_ms);
+        self.success_began_ms = Some(self.began_ms);
+        self.next_ms = now_ms + self.jittered(self.intervals.poll);
+        let (catalog, registry) = self.owned.as_ref().map_or((0, 0), |owned| (owned.catalog, owned.registry));
+        self.answer(&Answer::Done { catalog, registry }, out);
+    }
+
+    fn failed(&mut self, failed: Failed, now_ms: u64, out: &mut Vec<Effect>) {
+        self.failures = self.failures.saturating_add(1);
+        self.outcome = Some(Outcome::Failed);
+        let factor = 1u32.checked_shl(self.failures - 1).unwrap_or(BACKOFF_FACTOR_MAX).min(BACKOFF_FACTOR_MAX);
+        let usual = (self.intervals.poll * factor).min(BACKOFF_MAX.max(self.intervals.poll));
+        let wait = failed.retry_after.map_or(usual, |asked| asked.min(RETRY_AFTER_MAX));
+        self.next_ms = now_ms + self.jittered(wait);
+        self.answer(&Answer::Failed(failed.message.clone()), out);
+        self.error = Some((failed.message, now_ms));
+    }
+
+    fn answer(&mut self, answer: &Answer, out: &mut Vec<Effect>) {
+        out.extend(self.asks.drain(..).map(|ask| Effect::Answer { ask, answer: answer.clone() }));
+    }
+
+    /// Up to a tenth more or less, so that many sources do not ask at once.
+    fn jittered(&mut self, interval: Duration) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let interval_ms = interval.as_millis() as u64;
+        interval_ms - interval_ms / 10 + self.random % (interval_ms / 5 + 1)
+    }
+
+    pub fn status(&self, now_ms: u64) -> Status {
+        let ago = |at: u64| now_ms.saturating_sub(at);
+        let error = self.error.as_ref().map(|(message, at)| LastError { message: message.clone(), ms_ago: ago(*at) });
+        let owned = self.owned.as_ref();
+        Status {
+            id: self.id.to_string(),
+            kind: self.kind.to_owned(),
+            polling: self.doing != Doing::Nothing,
+            last_success_ms_ago: self.success_ms.map(ago),
+            lag_ms: self.success_began_ms.map(ago),
+            last_error: error,
+            failures: self.failures,
+            groups: owned.map_or(0, |owned| owned.groups.len()),
+            workloads: owned.map_or(0, |owned| owned.workloads.len()),
+            held: self.held.as_ref().map(|held| super::status::HeldBack::new(held, now_ms)),
+            malformed: self.problems.count,
+            malformed_named: self.problems.named.clone(),
+            polls: self.polls,
+            full_syncs: self.full_syncs,
+            last_change: self.last_change,
+            poll_interval_ms: self.intervals.poll.as_millis() as u64,
+        }
+    }
+
+    /// What it believes to own.
+    pub fn owned(&self) -> Option<&Owned> {
+        self.owned.as_ref()
+    }
+}
+
+/// What is owned after a plan was written.
+fn remember(owned: &mut Owned, plan: Plan, written: &Written) {
+    for (group, _) in plan.difference.puts {
+        let revision = written.revisions.get(&group.id).copied().unwrap_or(0);
+        owned.groups.insert(group.id.clone(), (revision, Some(group)));
+    }
+    for (id, _) in plan.difference.deletes {
+        owned.groups.remove(&id);
+    }
+    for (_, id) in plan.difference.remove.into_values().flatten() {
+        owned.workloads.remove(&id);
+    }
+    for workload in plan.difference.register.into_values().flatten() {
+        let incarnation = written.incarnations.get(&workload.id).copied().unwrap_or(workload.incarnation);
+        owned.workloads.insert(workload.id.clone(), Arc::new(Workload { incarnation, ..workload }));
+    }
+    owned.catalog = owned.catalog.max(written.catalog.unwrap_or(0));
+    owned.registry = owned.registry.max(written.registry.unwrap_or(0));
+}
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;

@@ -1,0 +1,164 @@
+use super::*;
+use groupcast_policy::model::{Group, Owner};
+
+const POLL_MS: u64 = 60_000;
+
+fn machine() -> Machine {
+    let intervals = Intervals { poll: Duration::from_millis(POLL_MS), full_sync: Duration::from_secs(600) };
+    Machine::new("cf".parse().unwrap(), "cloud-controller", intervals, 3)
+}
+
+fn seen(ids: &[&str], marker: &str) -> Result<Polled, Failed> {
+    let group = |id: &&str| {
+        let mut group = Group::new(format!("cf-{id}").parse().unwrap());
+        group.owner = Owner::Source("cf".parse().unwrap());
+        (group.id.clone(), Arc::new(group))
+    };
+    let groups = ids.iter().map(group).collect();
+    Ok(Polled::Observed(Box::new(Observation { groups, marker: Some(marker.to_owned()), ..Observation::default() })))
+}
+
+/// The run of what was begun.
+fn run_of(effects: &[Effect]) -> u64 {
+    let run = effects.iter().find_map(|effect| match effect {
+        Effect::Load { run } | Effect::Poll { run, .. } | Effect::Write { run, .. } => Some(*run),
+        _ => None,
+    });
+    run.unwrap_or_else(|| panic!("nothing was begun: {effects:?}"))
+}
+
+fn wake(effects: &[Effect]) -> u64 {
+    effects.iter().find_map(|effect| if let Effect::WakeAt(at) = effect { Some(*at) } else { None }).expect("a deadline")
+}
+
+fn answers(effects: &[Effect]) -> Vec<(u64, Answer)> {
+    let answer = |effect: &Effect| if let Effect::Answer { ask, answer } = effect { Some((*ask, answer.clone())) } else { None };
+    effects.iter().filter_map(answer).collect()
+}
+
+/// Leads and has polled once, with these groups.
+fn led(machine: &mut Machine, ids: &[&str]) -> Vec<Effect> {
+    let load = machine.handle(Event::Leading(true), 0);
+    let poll = machine.handle(Event::Loaded { run: run_of(&load), result: Ok(Box::default()) }, 0);
+    assert!(matches!(poll[..], [Effect::Poll { full: true, marker: None, .. }]), "{poll:?}");
+    let write = machine.handle(Event::Polled { run: run_of(&poll), result: seen(ids, "t1") }, 10);
+    let Effect::Write { plan, .. } = &write[0] else { panic!("{write:?}") };
+    let revisions = (1..).zip(&plan.difference.puts).map(|(at, (group, _))| (group.id.clone(), at)).collect();
+    let written = Written { revisions, catalog: Some(ids.len() as u64), ..Written::default() };
+    machine.handle(Event::Written { run: run_of(&write), result: Ok(written) }, 20)
+}
+
+#[test]
+fn who_does_not_lead_does_nothing() {
+    let mut machine = machine();
+    assert_eq!(machine.handle(Event::Tick, 1_000_000), []);
+    let asked = machine.handle(Event::PollNow { ask: 1, full: false }, 5);
+    assert_eq!(answers(&asked), [(1, Answer::NotLeading)]);
+}
+
+#[test]
+fn polls_follow_each_other_jittered_and_remember() {
+    let mut machine = machine();
+    let done = led(&mut machine, &["a", "b"]);
+    let at = wake(&done);
+    assert!((20 + POLL_MS * 9 / 10..=20 + POLL_MS * 11 / 10).contains(&at), "{at}");
+    assert!(machine.handle(Event::Tick, at - 1).iter().all(|e| matches!(e, Effect::WakeAt(_))), "not yet");
+    let poll = machine.handle(Event::Tick, at);
+    assert!(matches!(&poll[..], [Effect::Poll { full: false, marker: Some(marker), .. }] if marker == "t1"), "{poll:?}");
+    let done = machine.handle(Event::Polled { run: run_of(&poll), result: Ok(Polled::Unchanged) }, at + 5);
+    assert!(wake(&done) > at);
+    // The same again is nothing to write.
+    let poll = machine.handle(Event::Tick, wake(&done));
+    let same = machine.handle(Event::Polled { run: run_of(&poll), result: seen(&["a", "b"], "t2") }, at + 100);
+    assert!(same.iter().all(|effect| matches!(effect, Effect::WakeAt(_))), "{same:?}");
+    let status = machine.status(at + 100);
+    assert_eq!((status.groups, status.polls, status.last_change), (2, 3, Some(2)));
+}
+
+#[test]
+fn who_asks_during_a_poll_gets_the_next_one() {
+    let mut machine = machine();
+    let done = led(&mut machine, &["a"]);
+    let poll = machine.handle(Event::Tick, wake(&done));
+    assert_eq!(machine.handle(Event::PollNow { ask: 7, full: false }, wake(&done) + 1), [], "it began before the question");
+    let next = machine.handle(Event::Polled { run: run_of(&poll), result: Ok(Polled::Unchanged) }, wake(&done) + 2);
+    assert_eq!(answers(&next), []);
+    let done = machine.handle(Event::Polled { run: run_of(&next), result: Ok(Polled::Unchanged) }, wake(&done) + 3);
+    assert_eq!(answers(&done), [(7, Answer::Done { catalog: 1, registry: 0 })]);
+}
+
+#[test]
+fn those_who_wait_are_bounded() {
+    let mut machine = machine();
+    let done = led(&mut machine, &["a"]);
+    machine.handle(Event::Tick, wake(&done));
+    for ask in 0..ASKS_MAX as u64 {
+        assert_eq!(answers(&machine.handle(Event::PollNow { ask, full: false }, wake(&done))), []);
+    }
+    let refused = machine.handle(Event::PollNow { ask: 9_999, full: false }, wake(&done));
+    assert!(matches!(&answers(&refused)[..], [(9_999, Answer::Failed(_))]));
+}
+
+#[test]
+fn a_lost_lead_answers_everybody_and_forgets_what_comes_late() {
+    let mut machine = machine();
+    let done = led(&mut machine, &["a"]);
+    let poll = machine.handle(Event::PollNow { ask: 1, full: true }, wake(&done));
+    assert_eq!(answers(&machine.handle(Event::Leading(false), wake(&done))), [(1, Answer::NotLeading)]);
+    assert_eq!(machine.handle(Event::Polled { run: run_of(&poll), result: seen(&[], "late") }, wake(&done)), []);
+    let again = machine.handle(Event::Leading(true), wake(&done));
+    assert!(matches!(again[..], [Effect::Load { .. }]), "what is owned is read anew: {again:?}");
+}
+
+#[test]
+fn failures_back_off_and_keep_what_is_known() {
+    let mut machine = machine();
+    let mut at = wake(&led(&mut machine, &["a"]));
+    for factor in [1, 2, 4, 4, 4] {
+        let poll = machine.handle(Event::Tick, at);
+        let failed = machine.handle(Event::Polled { run: run_of(&poll), result: Err(Failed::new("no")) }, at);
+        let waits = wake(&failed) - at;
+        assert!((POLL_MS * factor * 9 / 10..=POLL_MS * factor * 11 / 10).contains(&waits), "{factor}: {waits}");
+        at = wake(&failed);
+    }
+    assert_eq!((machine.status(at).failures, machine.status(at).groups), (5, 1));
+    let poll = machine.handle(Event::Tick, at);
+    let asked = Failed { message: "busy".into(), retry_after: Some(Duration::from_secs(100_000)) };
+    let failed = machine.handle(Event::Polled { run: run_of(&poll), result: Err(asked) }, at);
+    assert!(wake(&failed) - at <= RETRY_AFTER_MAX.as_millis() as u64 * 11 / 10);
+}
+
+#[test]
+fn a_conflict_reads_again_and_writes_the_same_a_bounded_number_of_times() {
+    let mut machine = machine();
+    let done = led(&mut machine, &["a"]);
+    let poll = machine.handle(Event::PollNow { ask: 1, full: true }, wake(&done));
+    let mut write = machine.handle(Event::Polled { run: run_of(&poll), result: seen(&["a", "b"], "t2") }, wake(&done));
+    let conflict = || Err(NotWritten { message: "faster".into(), conflict: true });
+    for _ in 0..CONFLICTS_MAX {
+        let load = machine.handle(Event::Written { run: run_of(&write), result: conflict() }, wake(&done));
+        assert!(matches!(load[..], [Effect::Load { .. }]));
+        write = machine.handle(Event::Loaded { run: run_of(&load), result: Ok(Box::default()) }, wake(&done));
+        assert!(matches!(&write[..], [Effect::Write { plan, .. }] if plan.difference.puts.len() == 2), "{write:?}");
+    }
+    let given_up = machine.handle(Event::Written { run: run_of(&write), result: conflict() }, wake(&done));
+    assert!(matches!(&answers(&given_up)[..], [(1, Answer::Failed(_))]));
+}
+
+#[test]
+fn a_full_sync_comes_when_it_is_due() {
+    let mut machine = machine();
+    let mut at = wake(&led(&mut machine, &["a"]));
+    let mut full_at = Vec::new();
+    while at < 1_300_000 {
+        let poll = machine.handle(Event::Tick, at);
+        let Effect::Poll { run, full, .. } = poll[0] else { panic!("{poll:?}") };
+        if full {
+            full_at.push(at);
+        }
+        let result = if full { seen(&["a"], "t1") } else { Ok(Polled::Unchanged) };
+        at = wake(&machine.handle(Event::Polled { run, result }, at));
+    }
+    assert!(full_at.len() >= 2 && full_at[0] <= 600_000, "{full_at:?}");
+    assert!(full_at.windows(2).all(|pair| (500_000..=600_000).contains(&(pair[1] - pair[0]))), "{full_at:?}");
+}

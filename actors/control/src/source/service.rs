@@ -1,0 +1,141 @@
+//! What is asked about sources over the bus: the leading controller answers, the others are silent.
+
+use std::time::Duration;
+
+use actix::Addr;
+use async_nats::{Client, Message};
+use futures::StreamExt;
+use groupcast_bus_config::{streams, subjects};
+use groupcast_messages::{Cut, Lead};
+use groupcast_policy::ids::SourceId;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::ask::{Ask, Told};
+use super::machine::Answer;
+use crate::actors::RETRY_PAUSE;
+use crate::actors::source::{ConfirmSource, LookAtSource, PollSource, SourceActor};
+
+/// Questions answered at once; further ones wait.
+const AT_ONCE_MAX: usize = 256;
+/// How often it is looked whether something is published.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+#[derive(Clone, Default)]
+pub struct Sources(Vec<(SourceId, Addr<SourceActor>)>);
+
+impl Sources {
+    pub fn new(sources: Vec<(SourceId, Addr<SourceActor>)>) -> Self {
+        Self(sources)
+    }
+
+    /// Answers for as long as the connection lasts.
+    pub async fn serve(self, client: Client, leading: watch::Receiver<Option<u64>>) {
+        loop {
+            match client.subscribe(subjects::SOURCE).await {
+                Err(error) => tracing::warn!(%error, "nobody can ask about sources; trying again"),
+                Ok(asked) => {
+                    let answer = |message| self.answer(&client, &leading, message);
+                    asked.for_each_concurrent(AT_ONCE_MAX, answer).await;
+                }
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    async fn answer(&self, client: &Client, leading: &watch::Receiver<Option<u64>>, message: Message) {
+        let (Some(reply), Ok(ask)) = (message.reply, serde_json::from_slice::<Ask>(&message.payload)) else { return };
+        if leading.borrow().is_none() {
+            return;
+        }
+        let Some(told) = self.told(ask).await else { return };
+        let body = serde_json::to_vec(&told).unwrap_or_default();
+        if let Err(error) = client.publish(reply, body.into()).await {
+            tracing::warn!(%error, "a question about sources could not be answered");
+        }
+    }
+
+    /// `None`: another leads by now, and answers.
+    async fn told(&self, ask: Ask) -> Option<Told> {
+        let named = |id: &str| self.0.iter().find(|(known, _)| known.as_str() == id).map(|(_, source)| source);
+        match ask {
+            Ask::List => {
+                let looks = self.0.iter().map(|(_, source)| source.send(LookAtSource));
+                let sources = futures::future::join_all(looks).await.into_iter().filter_map(Result::ok).collect();
+                Some(Told::List { sources })
+            }
+            Ask::Poll { id } => match named(&id) {
+                Some(source) => of(source.send(PollSource { full: true }).await),
+                None => Some(Told::Unknown),
+            },
+            Ask::Confirm { id } => match named(&id) {
+                Some(source) => of(source.send(ConfirmSource).await),
+                None => Some(Told::Unknown),
+            },
+            Ask::Fresh => {
+                let polls =
+                    self.0.iter().map(|(id, source)| async move { (id, of(source.send(PollSource { full: false }).await)) });
+                let (mut all, mut failures) = ((0, 0), Vec::new());
+                for (id, told) in futures::future::join_all(polls).await {
+                    match told? {
+                        Told::Done { catalog, registry } => all = (all.0.max(catalog), all.1.max(registry)),
+                        Told::Held { deletions } => failures.push(format!("source {id} has {deletions} deletions held back")),
+                        Told::Failed { message } => failures.push(format!("source {id}: {message}")),
+                        _ => {}
+                    }
+                }
+                Some(match failures.is_empty() {
+                    true => Told::Done { catalog: all.0, registry: all.1 },
+                    false => Told::Failed { message: failures.join("; ") },
+                })
+            }
+        }
+    }
+}
+
+fn of(answer: Result<Answer, actix::MailboxError>) -> Option<Told> {
+    Some(match answer {
+        Ok(Answer::Done { catalog, registry }) => Told::Done { catalog, registry },
+        Ok(Answer::Held { deletions }) => Told::Held { deletions },
+        Ok(Answer::NothingHeld) => Told::NothingHeld,
+        Ok(Answer::Failed(message)) => Told::Failed { message },
+        Ok(Answer::NotLeading) => return None,
+        Err(error) => Told::Failed { message: error.to_string() },
+    })
+}
+
+/// Asks whoever leads.
+pub async fn ask(client: &Client, ask: &Ask, within: Duration) -> Result<Told, String> {
+    let payload = serde_json::to_vec(ask).unwrap_or_default();
+    let request = async_nats::Request::new().payload(payload.into()).timeout(Some(within));
+    let answer = client.send_request(subjects::SOURCE, request).await;
+    let answer = answer.map_err(|error| format!("no controller that leads answers ({error})"))?;
+    serde_json::from_slice(&answer.payload).map_err(|error| format!("the answer cannot be read: {error}"))
+}
+
+/// Has every source read, and waits until what they say is published: where that is.
+pub async fn fresh(client: &Client, within: Duration) -> Result<Cut, String> {
+    let deadline = Instant::now() + within;
+    let (catalog, registry) = match ask(client, &Ask::Fresh, within).await? {
+        Told::Done { catalog, registry } => (catalog, registry),
+        Told::Failed { message } => return Err(message),
+        other => return Err(format!("an unexpected answer: {other:?}")),
+    };
+    let jetstream = async_nats::jetstream::new(client.clone());
+    let topics = jetstream.get_stream_no_info(streams::TOPICS.name).await.map_err(|error| error.to_string())?;
+    loop {
+        // From the stream's leader: what is there is published.
+        if let Ok(head) = topics.get_last_raw_message_by_subject(subjects::LEAD_WRITE).await
+            && let Ok(lead) = Lead::decode(&head.payload)
+            && lead.catalog >= catalog
+            && lead.registry >= registry
+            && !lead.incomplete
+        {
+            return Ok(Cut { term: lead.term, lead: head.sequence });
+        }
+        if Instant::now() + LOOK_EVERY > deadline {
+            return Err("what the sources say is written, but not published in time".to_owned());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}

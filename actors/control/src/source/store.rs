@@ -1,0 +1,105 @@
+//! Where a source finds what it owns, and where what it says is written: CATALOG and REGISTRY.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_nats::Client;
+use groupcast_bus_config::subjects::{self, CatalogKind, RegistryKey};
+use groupcast_policy::ids::{GroupId, SourceId};
+
+use super::diff::Owned;
+use super::machine::{NotWritten, Plan, Written};
+use crate::catalog::{self, Catalog, Version};
+use crate::change::{Body, Change};
+use crate::document::{Document, decode_workload};
+use crate::log::Log;
+use crate::registry::{self, Elsewhere, Registry};
+
+#[derive(Clone)]
+pub struct Store {
+    source: SourceId,
+    catalog: Catalog,
+    registry: Registry,
+    logs: [Log; 2],
+}
+
+impl Store {
+    pub fn new(source: SourceId, client: &Client) -> Self {
+        Self {
+            source,
+            catalog: Catalog::new(client.clone()),
+            registry: Registry::new(client.clone()),
+            logs: [Log::catalog(client.clone()), Log::registry(client.clone())],
+        }
+    }
+
+    /// Everything the source owns, from the streams' leaders.
+    pub async fn load(&self) -> Result<Owned, String> {
+        let mut owned = Owned::default();
+        let [catalog, registry] = &self.logs;
+        let groups = subjects::catalog_kind_all(CatalogKind::Group);
+        for entry in catalog.all(&groups).await.map_err(|error| error.to_string())? {
+            owned.catalog = owned.catalog.max(entry.sequence);
+            let Some(version) = Version::of(&entry) else { continue };
+            let Ok(id) = version.name.id().parse::<GroupId>() else { continue };
+            let group = match version.document {
+                Ok(None) => continue,
+                Ok(Some(Document::Group(group))) => Some(group),
+                Ok(Some(_)) | Err(_) => None,
+            };
+            owned.take_group(&self.source, &id, version.revision, group);
+        }
+        for entry in registry.all(subjects::REGISTRY_ALL).await.map_err(|error| error.to_string())? {
+            owned.registry = owned.registry.max(entry.sequence);
+            match subjects::parse_registry(&entry.subject) {
+                Some(RegistryKey::Workload(network, id)) => {
+                    if let Ok(Some(workload)) = decode_workload(&network, &id, &entry.payload) {
+                        owned.take_workload(&self.source, Arc::new(workload));
+                    }
+                }
+                Some(RegistryKey::Host(_)) if !entry.payload.is_empty() => owned.hosts += 1,
+                _ => {}
+            }
+        }
+        Ok(owned)
+    }
+
+    /// Groups first, so that workloads find them; what is gone goes last.
+    pub async fn write(&self, plan: &Plan) -> Result<Written, NotWritten> {
+        let mut written = Written::default();
+        let parts = plan.changes.len();
+        for (part, writes) in plan.changes.iter().enumerate() {
+            let of = if parts > 1 { format!(", part {} of {parts}", part + 1) } else { String::new() };
+            let change = Change {
+                author: format!("source:{}", self.source),
+                reason: format!("as source {} says{of}", self.source),
+                key: None,
+                writes: writes.clone(),
+            };
+            let accepted = self.catalog.write(&change, None).await.map_err(|error| NotWritten {
+                conflict: matches!(error, catalog::Error::Conflict { .. } | catalog::Error::Gone { .. } | catalog::Error::Busy),
+                message: error.to_string(),
+            })?;
+            for (write, revision) in writes.iter().zip(&accepted.revisions) {
+                if let Body::Put(Document::Group(group)) = &write.body {
+                    written.revisions.insert(group.id.clone(), *revision);
+                }
+            }
+            written.catalog = Some(accepted.number);
+        }
+        let failed = |error: registry::Error| NotWritten {
+            conflict: matches!(error, registry::Error::Busy),
+            message: format!("workloads cannot be placed: {error}"),
+        };
+        for (host, workloads) in &plan.difference.register {
+            let registered = self.registry.register(host, workloads, Elsewhere::Move).await.map_err(failed)?;
+            written.incarnations.extend(registered.incarnations.into_iter().collect::<BTreeMap<_, _>>());
+            written.registry = written.registry.max(Some(registered.sequence));
+        }
+        for (host, workloads) in &plan.difference.remove {
+            let removed = self.registry.remove(host, workloads).await.map_err(failed)?;
+            written.registry = written.registry.max(Some(removed.sequence));
+        }
+        Ok(written)
+    }
+}

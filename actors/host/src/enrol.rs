@@ -1,0 +1,429 @@
+//! What this host enrols, and how far it is: a plain machine. What the operator or the local API wants is registered, tried again when
+//! it is refused, and registered anew when the controllers have forgotten it; what has ended is removed; how workloads are is reported
+//! when it changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use groupcast_messages::{HealthReport, HostRequest, REGISTER_WORKLOADS_MAX, Register, RegisterAnswer, RegisterWorkload};
+use groupcast_policy::doc::Phase;
+use groupcast_policy::ids::{InvalidId, NetworkId, WorkloadId};
+use groupcast_policy::model::HealthCheck;
+use groupcast_policy::net::Prefix;
+use serde::{Deserialize, Serialize};
+
+/// Workloads one host enrols.
+pub const ENROLMENTS_MAX: usize = 10_000;
+/// The first wait after a refusal that may pass; it doubles.
+pub const RETRY_FIRST_MS: u64 = 250;
+/// The longest, and the wait after a refusal that will not pass by itself.
+pub const RETRY_MAX_MS: u64 = 30_000;
+/// Everything is registered again this often, which changes nothing but tells what the template says now.
+pub const REFRESH_MS: u64 = 300_000;
+/// A request that was not answered for so long is lost.
+pub const ANSWER_WITHIN_MS: u64 = 5_000;
+/// So many checks in a row must fail before a workload is called unwell.
+pub const FAILURES_MAX: u32 = 2;
+
+/// As `agent.toml`, the local API and the disk say it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WrittenEnrolment {
+    pub workload: String,
+    /// What a workload of the kind may be.
+    pub template: String,
+    pub network: String,
+    /// Of the machine itself: those of its interfaces, if none are named.
+    #[serde(default)]
+    pub addresses: BTreeSet<IpAddr>,
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    #[serde(default)]
+    pub space: Option<String>,
+    #[serde(default)]
+    pub app: Option<String>,
+    /// Of a workload that is being staged, not run.
+    #[serde(default)]
+    pub staging: bool,
+}
+
+/// The same, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Enrolment {
+    pub template: String,
+    pub asked: RegisterWorkload,
+}
+
+impl WrittenEnrolment {
+    pub fn check(&self) -> Result<Enrolment, String> {
+        let id = |error: InvalidId| error.to_string();
+        groupcast_policy::ids::TemplateId::new(&self.template).map_err(id)?;
+        let asked = RegisterWorkload {
+            workload: WorkloadId::new(&self.workload).map_err(id)?,
+            network: NetworkId::new(&self.network).map_err(id)?,
+            addresses: self.addresses.iter().map(|address| Prefix::host(*address)).collect(),
+            labels: self.labels.clone(),
+            space: self.space.as_deref().map(str::parse).transpose().map_err(id)?,
+            app: self.app.as_deref().map(str::parse).transpose().map_err(id)?,
+            phase: if self.staging { Phase::Staging } else { Phase::Running },
+            incarnation: None,
+        };
+        Ok(Enrolment { template: self.template.clone(), asked })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    Connected(bool),
+    Want(Enrolment),
+    /// It has ended here.
+    Unwant(WorkloadId),
+    /// The host says farewell: nothing more is registered until something is wanted anew.
+    Leave,
+    /// The controllers have no entry of this host, or one of another boot.
+    Forgotten,
+    /// The answer to a registration of these; nothing if none came.
+    Registered {
+        workloads: Vec<WorkloadId>,
+        answer: Option<RegisterAnswer>,
+    },
+    /// Whether a removal was taken.
+    Removed {
+        workloads: Vec<(NetworkId, WorkloadId)>,
+        taken: bool,
+    },
+    /// Whether reports were taken.
+    Reported {
+        reports: Vec<HealthReport>,
+        taken: bool,
+    },
+    /// A check of this life of a workload came out so.
+    Checked {
+        workload: WorkloadId,
+        incarnation: u64,
+        healthy: bool,
+    },
+    Tick,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    Register { register: Register, workloads: Vec<WorkloadId> },
+    Request(HostRequest),
+    Check { workload: WorkloadId, incarnation: u64, address: Option<IpAddr>, check: HealthCheck },
+}
+
+/// How far one workload is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Wanted {
+    enrolment: Enrolment,
+    incarnation: Option<u64>,
+    refused: Option<String>,
+    /// Not sent before.
+    due_ms: u64,
+    attempts: u32,
+    /// Sent by itself, because a registration of several was refused.
+    alone: bool,
+    /// On its way.
+    sent_ms: Option<u64>,
+    check: Option<HealthCheck>,
+    check_due_ms: u64,
+    failures: u32,
+    healthy: bool,
+    /// What the controllers were last told.
+    reported: bool,
+    reporting: bool,
+}
+
+impl Wanted {
+    fn new(enrolment: Enrolment, now_ms: u64) -> Self {
+        Self {
+            enrolment,
+            incarnation: None,
+            refused: None,
+            due_ms: now_ms,
+            attempts: 0,
+            alone: false,
+            sent_ms: None,
+            check: None,
+            check_due_ms: 0,
+            failures: 0,
+            healthy: true,
+            reported: true,
+            reporting: false,
+        }
+    }
+}
+
+/// What is said about one workload.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    pub workload: String,
+    pub template: String,
+    /// `registered`, `waiting` or `refused`.
+    pub state: String,
+    pub incarnation: Option<u64>,
+    pub why: Option<String>,
+    pub healthy: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Enroller {
+    boot: u64,
+    wanted: BTreeMap<WorkloadId, Wanted>,
+    /// Ended here, and not yet removed there; whether it is on its way.
+    ended: BTreeMap<(NetworkId, WorkloadId), bool>,
+    connected: bool,
+    retry_ended_ms: u64,
+    refresh_ms: u64,
+    left: bool,
+}
+
+impl Enroller {
+    pub fn new(boot: u64, ended: impl IntoIterator<Item = (NetworkId, WorkloadId)>) -> Self {
+        let ended = ended.into_iter().map(|key| (key, false)).collect();
+        Self { boot, wanted: BTreeMap::new(), ended, connected: false, retry_ended_ms: 0, refresh_ms: REFRESH_MS, left: false }
+    }
+
+    pub fn has_left(&self) -> bool {
+        self.left
+    }
+
+    /// Whether there is anything for which the host should be known.
+    pub fn is_needed(&self) -> bool {
+        !self.left && !self.wanted.is_empty()
+    }
+
+    pub fn ended(&self) -> impl Iterator<Item = &(NetworkId, WorkloadId)> {
+        self.ended.keys()
+    }
+
+    pub fn standings(&self) -> Vec<Standing> {
+        let standing = |(id, wanted): (&WorkloadId, &Wanted)| Standing {
+            workload: id.to_string(),
+            template: wanted.enrolment.template.clone(),
+            state: match (&wanted.incarnation, &wanted.refused) {
+                (Some(_), _) => "registered",
+                (None, Some(_)) => "refused",
+                (None, None) => "waiting",
+            }
+            .to_owned(),
+            incarnation: wanted.incarnation,
+            why: wanted.refused.clone(),
+            healthy: wanted.healthy,
+        };
+        self.wanted.iter().map(standing).collect()
+    }
+
+    pub fn handle(&mut self, event: Event, now_ms: u64) -> Vec<Effect> {
+        match event {
+            Event::Connected(connected) => {
+                self.connected = connected;
+                if connected {
+                    // Whatever was on its way may be lost.
+                    self.wanted.values_mut().for_each(|wanted| (wanted.sent_ms, wanted.reporting) = (None, false));
+                    self.ended.values_mut().for_each(|sent| *sent = false);
+                    self.forget_wanted();
+                }
+            }
+            Event::Want(enrolment) => {
+                self.left = false;
+                let id = enrolment.asked.workload.clone();
+                // A removal on its way is waited for: it must not take away what comes after it.
+                self.ended.remove_entry(&(enrolment.asked.network.clone(), id.clone())).into_iter().for_each(|(key, sent)| {
+                    if sent {
+                        self.ended.insert(key, sent);
+                    }
+                });
+                if self.wanted.get(&id).is_none_or(|wanted| wanted.enrolment != enrolment) {
+                    self.wanted.insert(id, Wanted::new(enrolment, now_ms));
+                } else if let Some(wanted) = self.wanted.get_mut(&id).filter(|wanted| wanted.incarnation.is_none()) {
+                    (wanted.due_ms, wanted.attempts) = (now_ms, 0);
+                }
+            }
+            Event::Unwant(id) => {
+                if let Some(wanted) = self.wanted.remove(&id) {
+                    self.ended.insert((wanted.enrolment.asked.network, id), false);
+                    self.retry_ended_ms = now_ms;
+                }
+            }
+            Event::Leave => self.left = true,
+            Event::Forgotten => {
+                for wanted in self.wanted.values_mut().filter(|wanted| wanted.incarnation.is_some()) {
+                    wanted.incarnation = None;
+                    (wanted.due_ms, wanted.attempts) = (now_ms, 0);
+                    // A new entry is well until it is told otherwise.
+                    wanted.reported = true;
+                }
+            }
+            Event::Registered { workloads, answer } => self.registered(&workloads, answer, now_ms),
+            Event::Removed { workloads, taken } => {
+                for key in workloads {
+                    if taken {
+                        self.ended.remove(&key);
+                    } else if let Some(sent) = self.ended.get_mut(&key) {
+                        *sent = false;
+                    }
+                }
+                self.forget_wanted();
+                if !taken {
+                    self.retry_ended_ms = now_ms + RETRY_FIRST_MS * 4;
+                }
+            }
+            Event::Reported { reports, taken } => {
+                for report in reports {
+                    if let Some(wanted) = self.wanted.get_mut(&report.workload) {
+                        wanted.reporting = false;
+                        if taken {
+                            wanted.reported = report.healthy;
+                        }
+                    }
+                }
+            }
+            Event::Checked { workload, incarnation, healthy } => {
+                let wanted = self.wanted.get_mut(&workload);
+                if let Some(wanted) = wanted.filter(|wanted| wanted.incarnation == Some(incarnation)) {
+                    wanted.failures = if healthy { 0 } else { wanted.failures.saturating_add(1) };
+                    wanted.healthy = wanted.failures < FAILURES_MAX && (healthy || wanted.healthy);
+                }
+            }
+            Event::Tick => {}
+        }
+        self.due(now_ms)
+    }
+
+    /// What is wanted again has not ended, once no removal of it is on its way.
+    fn forget_wanted(&mut self) {
+        let wanted = &self.wanted;
+        let is_wanted = |(network, id): &(NetworkId, WorkloadId)| {
+            wanted.get(id).is_some_and(|wanted| wanted.enrolment.asked.network == *network)
+        };
+        self.ended.retain(|key, sent| *sent || !is_wanted(key));
+    }
+
+    fn registered(&mut self, ids: &[WorkloadId], answer: Option<RegisterAnswer>, now_ms: u64) {
+        let several = ids.len() > 1;
+        for id in ids {
+            let Some(wanted) = self.wanted.get_mut(id) else { continue };
+            wanted.sent_ms = None;
+            match &answer {
+                Some(RegisterAnswer::Registered { incarnations, health }) => {
+                    let Some((_, incarnation)) = incarnations.iter().find(|(named, _)| named == id) else { continue };
+                    if wanted.incarnation.is_some_and(|before| before != *incarnation) {
+                        wanted.reported = true;
+                    }
+                    (wanted.incarnation, wanted.refused, wanted.attempts) = (Some(*incarnation), None, 0);
+                    if wanted.check != *health {
+                        (wanted.check, wanted.check_due_ms, wanted.failures) = (health.clone(), now_ms, 0);
+                        wanted.healthy = true;
+                    }
+                }
+                Some(RegisterAnswer::Refused { retryable, reason }) => {
+                    // One that is bad must not hold up the others: each is tried by itself.
+                    let again_alone = several && !wanted.alone;
+                    wanted.alone |= several;
+                    wanted.refused = Some(reason.clone());
+                    wanted.due_ms = now_ms + if again_alone { 0 } else { wait_ms(&mut wanted.attempts, *retryable) };
+                }
+                None => wanted.due_ms = now_ms + wait_ms(&mut wanted.attempts, true),
+            }
+        }
+    }
+
+    /// Everything that has to be done now.
+    fn due(&mut self, now_ms: u64) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if !self.connected || self.left {
+            return effects;
+        }
+        if now_ms >= self.refresh_ms {
+            self.refresh_ms = now_ms + REFRESH_MS;
+            self.wanted.values_mut().filter(|wanted| wanted.refused.is_none()).for_each(|wanted| wanted.due_ms = now_ms);
+        }
+        let mut batches: BTreeMap<String, Vec<WorkloadId>> = BTreeMap::new();
+        for (id, wanted) in &mut self.wanted {
+            if self.ended.contains_key(&(wanted.enrolment.asked.network.clone(), id.clone())) {
+                continue;
+            }
+            let lost = wanted.sent_ms.is_some_and(|sent| now_ms >= sent + ANSWER_WITHIN_MS);
+            let open = wanted.sent_ms.is_none() || lost;
+            let refresh = wanted.incarnation.is_some() && wanted.due_ms == now_ms;
+            if !open || now_ms < wanted.due_ms || (wanted.incarnation.is_some() && !refresh) {
+                continue;
+            }
+            wanted.sent_ms = Some(now_ms);
+            match wanted.alone {
+                true => effects.push(register(self.boot, [(id, &wanted.enrolment)])),
+                false => batches.entry(wanted.enrolment.template.clone()).or_default().push(id.clone()),
+            }
+        }
+        for ids in batches.values().flat_map(|ids| ids.chunks(REGISTER_WORKLOADS_MAX)) {
+            let of = ids.iter().filter_map(|id| Some((id, &self.wanted.get(id)?.enrolment)));
+            effects.push(register(self.boot, of));
+        }
+        effects.extend(self.removals(now_ms));
+        effects.extend(self.checks(now_ms));
+        effects.extend(self.reports());
+        effects
+    }
+
+    fn removals(&mut self, now_ms: u64) -> Option<Effect> {
+        if now_ms < self.retry_ended_ms {
+            return None;
+        }
+        let open = self.ended.iter_mut().filter(|(_, sent)| !**sent).take(REGISTER_WORKLOADS_MAX);
+        let workloads: Vec<(NetworkId, WorkloadId)> = open
+            .map(|(key, sent)| {
+                *sent = true;
+                key.clone()
+            })
+            .collect();
+        (!workloads.is_empty()).then_some(Effect::Request(HostRequest::Remove { boot: self.boot, workloads }))
+    }
+
+    fn checks(&mut self, now_ms: u64) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for (id, wanted) in &mut self.wanted {
+            let (Some(check), Some(incarnation)) = (&wanted.check, wanted.incarnation) else { continue };
+            if now_ms >= wanted.check_due_ms {
+                wanted.check_due_ms = now_ms + 1_000 * u64::from(check.interval_seconds);
+                let address = wanted.enrolment.asked.addresses.first().map(|prefix| prefix.net().addr());
+                effects.push(Effect::Check { workload: id.clone(), incarnation, address, check: check.clone() });
+            }
+        }
+        effects
+    }
+
+    fn reports(&mut self) -> Option<Effect> {
+        let mut reports = Vec::new();
+        for (id, wanted) in &mut self.wanted {
+            let Some(incarnation) = wanted.incarnation else { continue };
+            if wanted.healthy != wanted.reported && !wanted.reporting && reports.len() < REGISTER_WORKLOADS_MAX {
+                wanted.reporting = true;
+                let network = wanted.enrolment.asked.network.clone();
+                reports.push(HealthReport { network, workload: id.clone(), incarnation, healthy: wanted.healthy });
+            }
+        }
+        (!reports.is_empty()).then_some(Effect::Request(HostRequest::Health { boot: self.boot, reports }))
+    }
+}
+
+fn register<'a>(boot: u64, of: impl IntoIterator<Item = (&'a WorkloadId, &'a Enrolment)>) -> Effect {
+    let (mut template, mut asked, mut workloads) = (None, Vec::new(), Vec::new());
+    for (id, enrolment) in of {
+        template = Some(enrolment.template.clone());
+        asked.push(enrolment.asked.clone());
+        workloads.push(id.clone());
+    }
+    Effect::Register { register: Register { boot, template, workloads: asked }, workloads }
+}
+
+/// Grows with every attempt; a refusal that will not pass by itself is asked about seldom, in case somebody mends it.
+fn wait_ms(attempts: &mut u32, retryable: bool) -> u64 {
+    *attempts = attempts.saturating_add(1);
+    if retryable { (RETRY_FIRST_MS << (*attempts - 1).min(10)).min(RETRY_MAX_MS) } else { RETRY_MAX_MS }
+}
+
+#[cfg(test)]
+#[path = "enrol_tests.rs"]
+mod tests;

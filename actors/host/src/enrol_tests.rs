@@ -1,0 +1,147 @@
+use groupcast_policy::model::Probe;
+
+use super::*;
+
+fn enrolment(id: &str, template: &str) -> Enrolment {
+    let written = WrittenEnrolment {
+        workload: id.into(),
+        template: template.into(),
+        network: "n".into(),
+        addresses: ["10.0.0.1".parse().unwrap()].into(),
+        labels: BTreeMap::new(),
+        space: None,
+        app: None,
+        staging: false,
+    };
+    written.check().unwrap()
+}
+
+fn id(text: &str) -> WorkloadId {
+    text.parse().unwrap()
+}
+
+fn registered(ids: &[(&str, u64)]) -> Option<RegisterAnswer> {
+    let incarnations = ids.iter().map(|(text, incarnation)| (id(text), *incarnation)).collect();
+    Some(RegisterAnswer::Registered { incarnations, health: None })
+}
+
+fn names(effects: &[Effect]) -> Vec<Vec<String>> {
+    let of = |effect: &Effect| match effect {
+        Effect::Register { workloads, .. } => Some(workloads.iter().map(ToString::to_string).collect()),
+        _ => None,
+    };
+    effects.iter().filter_map(of).collect()
+}
+
+#[test]
+fn what_is_wanted_is_registered_by_template_and_once() {
+    let mut enroller = Enroller::new(7, []);
+    for (workload, template) in [("a", "t"), ("b", "t"), ("c", "u")] {
+        assert_eq!(enroller.handle(Event::Want(enrolment(workload, template)), 0), [], "nothing goes before there is a bus");
+    }
+    let sent = enroller.handle(Event::Connected(true), 1);
+    assert_eq!(names(&sent), [vec!["a", "b"], vec!["c"]]);
+    assert_eq!(enroller.handle(Event::Tick, 2), [], "what is on its way is not sent again");
+    let answer = Event::Registered { workloads: vec![id("a"), id("b")], answer: registered(&[("a", 1), ("b", 4)]) };
+    assert_eq!(enroller.handle(answer, 3), []);
+    assert_eq!(enroller.standings()[1].incarnation, Some(4));
+    assert_eq!(names(&enroller.handle(Event::Tick, 1 + ANSWER_WITHIN_MS)), [vec!["c"]], "an answer that was lost is asked for");
+}
+
+#[test]
+fn a_refusal_is_tried_again_and_spoils_only_its_own() {
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    enroller.handle(Event::Want(enrolment("b", "t")), 0);
+    assert_eq!(names(&enroller.handle(Event::Connected(true), 0)), [vec!["a", "b"]]);
+    let no = |retryable| Some(RegisterAnswer::Refused { retryable, reason: "no".into() });
+    let sent = enroller.handle(Event::Registered { workloads: vec![id("a"), id("b")], answer: no(false) }, 1);
+    assert_eq!(names(&sent), [vec!["a"], vec!["b"]], "each by itself, at once");
+    enroller.handle(Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 1)]) }, 2);
+    enroller.handle(Event::Registered { workloads: vec![id("b")], answer: no(true) }, 2);
+    assert_eq!(names(&enroller.handle(Event::Tick, 1 + RETRY_FIRST_MS)), Vec::<Vec<String>>::new());
+    assert_eq!(names(&enroller.handle(Event::Tick, 2 + RETRY_FIRST_MS)), [vec!["b"]]);
+    enroller.handle(Event::Registered { workloads: vec![id("b")], answer: no(false) }, 500);
+    assert_eq!(enroller.standings()[1].state, "refused");
+    assert_eq!(names(&enroller.handle(Event::Tick, 499 + RETRY_MAX_MS)), Vec::<Vec<String>>::new());
+    assert_eq!(names(&enroller.handle(Event::Tick, 500 + RETRY_MAX_MS)), [vec!["b"]], "somebody may have mended it");
+}
+
+#[test]
+fn who_is_forgotten_enrols_at_once_and_who_left_does_not() {
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    enroller.handle(Event::Connected(true), 0);
+    enroller.handle(Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 1)]) }, 1);
+    assert_eq!(names(&enroller.handle(Event::Forgotten, 2)), [vec!["a"]]);
+    enroller.handle(Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 2)]) }, 3);
+    enroller.handle(Event::Leave, 4);
+    assert_eq!(enroller.handle(Event::Forgotten, 5), []);
+    assert!(!enroller.is_needed());
+    assert_eq!(names(&enroller.handle(Event::Want(enrolment("a", "t")), 6)), [vec!["a"]], "unless it is wanted anew");
+}
+
+#[test]
+fn what_has_ended_is_removed_until_that_is_taken() {
+    let mut enroller = Enroller::new(7, [("n".parse().unwrap(), id("old"))]);
+    let remove = |effects: &[Effect]| matches!(effects, [Effect::Request(HostRequest::Remove { boot: 7, .. })]);
+    assert!(remove(&enroller.handle(Event::Connected(true), 0)), "what an earlier run could not say");
+    let workloads = vec![("n".parse().unwrap(), id("old"))];
+    assert_eq!(enroller.handle(Event::Removed { workloads: workloads.clone(), taken: false }, 1), []);
+    assert!(remove(&enroller.handle(Event::Tick, 1 + 4 * RETRY_FIRST_MS)));
+    enroller.handle(Event::Removed { workloads, taken: true }, 2_000);
+    assert_eq!(enroller.ended().count(), 0);
+    assert_eq!(enroller.handle(Event::Tick, 9_000), []);
+}
+
+#[test]
+fn what_comes_back_waits_for_its_removal_and_is_not_taken_away_by_it() {
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    enroller.handle(Event::Connected(true), 0);
+    enroller.handle(Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 1)]) }, 1);
+    let removal = enroller.handle(Event::Unwant(id("a")), 2);
+    let [Effect::Request(HostRequest::Remove { workloads, .. })] = &removal[..] else { panic!("{removal:?}") };
+    assert_eq!(enroller.handle(Event::Want(enrolment("a", "t")), 3), [], "the removal is on its way");
+    // Whether it was taken or not, it is not repeated, and what is wanted goes out.
+    for taken in [true, false] {
+        let mut after = enroller.clone();
+        let sent = after.handle(Event::Removed { workloads: workloads.clone(), taken }, 4);
+        assert_eq!(names(&sent), [vec!["a"]]);
+        assert_eq!((after.ended().count(), after.handle(Event::Tick, 4_000)), (0, vec![]));
+    }
+}
+
+#[test]
+fn health_is_reported_when_it_changes_and_of_the_right_life() {
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    enroller.handle(Event::Connected(true), 0);
+    let health = Some(HealthCheck { probe: Probe::Tcp { port: 80 }, interval_seconds: 1 });
+    let answer = Some(RegisterAnswer::Registered { incarnations: vec![(id("a"), 3)], health });
+    let first = enroller.handle(Event::Registered { workloads: vec![id("a")], answer }, 1);
+    assert!(matches!(&first[..], [Effect::Check { incarnation: 3, .. }]), "{first:?}");
+    let checked = |incarnation, healthy| Event::Checked { workload: id("a"), incarnation, healthy };
+    assert_eq!(enroller.handle(checked(2, false), 2), []);
+    assert_eq!(enroller.handle(checked(2, false), 2), [], "an earlier life says nothing");
+    assert_eq!(enroller.handle(checked(3, false), 2), [], "once may be chance");
+    let told = enroller.handle(checked(3, false), 3);
+    let [Effect::Request(HostRequest::Health { reports, .. })] = &told[..] else { panic!("{told:?}") };
+    assert!(!reports[0].healthy && reports[0].incarnation == 3);
+    assert_eq!(enroller.handle(Event::Tick, 4), [], "on its way");
+    let again = enroller.handle(Event::Reported { reports: reports.clone(), taken: false }, 5);
+    assert_eq!(again, told, "not taken: again");
+    assert_eq!(enroller.handle(Event::Reported { reports: reports.clone(), taken: true }, 6), []);
+    let well = enroller.handle(checked(3, true), 7);
+    assert!(matches!(&well[..], [Effect::Request(HostRequest::Health { reports, .. })] if reports[0].healthy));
+}
+
+#[test]
+fn everything_is_registered_again_now_and_then() {
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    enroller.handle(Event::Connected(true), 0);
+    enroller.handle(Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 1)]) }, 1);
+    assert_eq!(enroller.handle(Event::Tick, REFRESH_MS - 1), []);
+    assert_eq!(names(&enroller.handle(Event::Tick, REFRESH_MS)), [vec!["a"]]);
+}

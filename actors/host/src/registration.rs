@@ -1,0 +1,391 @@
+//! Runs the [`Enroller`]: beats, sends what it wants to the controllers, checks health, and keeps on disk what the local API enrolled.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use groupcast_messages::{Beat, BeatAnswer, HostRequest, HostRequestAnswer, HostState, RegisterAnswer};
+use groupcast_policy::ids::{NetworkId, WorkloadId};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::enforcement::Progress;
+use crate::enrol::{ANSWER_WITHIN_MS, ENROLMENTS_MAX, Effect, Enroller, Enrolment, Event, Standing, WrittenEnrolment};
+use crate::host;
+use crate::inbox::Inbox;
+use crate::probe;
+
+/// How often waits are looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// Orders that may wait.
+const ORDERS_MAX: usize = 256;
+/// A removal has this long to be taken before whoever asked is told that it will be.
+const REMOVE_WITHIN: Duration = Duration::from_secs(2);
+/// Controllers answer a farewell within this time, or are not there.
+const LEAVE_WITHIN: Duration = Duration::from_secs(5);
+
+/// What is said about registration.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Registration {
+    /// Which boot of the machine this is.
+    pub boot: String,
+    pub beats: u64,
+    pub left: bool,
+    pub workloads: Vec<Standing>,
+}
+
+/// As the disk has it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kept {
+    format_version: String,
+    enrolments: Vec<WrittenEnrolment>,
+    /// Ended here, and not yet removed there.
+    ended: Vec<(String, String)>,
+}
+
+const FORMAT_VERSION: &str = "1";
+
+enum Order {
+    Want(Box<(Enrolment, WrittenEnrolment)>),
+    Unwant(WorkloadId),
+    Leave(oneshot::Sender<Result<(), String>>),
+}
+
+/// Everybody's hold on the task.
+#[derive(Clone)]
+pub struct Handle {
+    orders: mpsc::Sender<Order>,
+    told: watch::Receiver<Registration>,
+}
+
+impl Handle {
+    /// Enrols a workload and waits until it is registered, or refused.
+    pub async fn enrol(&self, written: WrittenEnrolment) -> Result<(), String> {
+        let enrolment = written.check()?;
+        let id = enrolment.asked.workload.to_string();
+        let mut told = self.told.clone();
+        self.order(Order::Want(Box::new((enrolment, written)))).await?;
+        let mine = |registration: &Registration| registration.workloads.iter().find(|one| one.workload == id).cloned();
+        let decided = told.wait_for(|now| mine(now).is_some_and(|one| one.state != "waiting")).await;
+        let standing = decided.map_err(|_| "the agent is ending".to_owned()).map(|now| mine(&now))?;
+        match standing {
+            Some(Standing { incarnation: Some(_), .. }) | None => Ok(()),
+            Some(Standing { why, .. }) => Err(why.unwrap_or_else(|| "refused".to_owned())),
+        }
+    }
+
+    /// A workload has ended: its registration goes, now or as soon as the controllers hear of it.
+    pub async fn end(&self, workload: &WorkloadId) -> Result<(), String> {
+        let is_mine = self.told.borrow().workloads.iter().any(|one| one.workload == workload.as_str());
+        if !is_mine {
+            return Ok(());
+        }
+        let mut told = self.told.clone();
+        self.order(Order::Unwant(workload.clone())).await?;
+        let gone = told.wait_for(|now| !now.workloads.iter().any(|one| one.workload == workload.as_str()));
+        // Whatever is not taken in time is repeated.
+        let _ = tokio::time::timeout(REMOVE_WITHIN, gone).await;
+        Ok(())
+    }
+
+    pub async fn leave(&self) -> Result<(), String> {
+        let (answer, answered) = oneshot::channel();
+        self.order(Order::Leave(answer)).await?;
+        answered.await.unwrap_or_else(|_| Err("the agent is ending".to_owned()))
+    }
+
+    pub fn now(&self) -> Registration {
+        self.told.borrow().clone()
+    }
+
+    async fn order(&self, order: Order) -> Result<(), String> {
+        self.orders.send(order).await.map_err(|_| "the agent is ending".to_owned())
+    }
+}
+
+/// Begins with what the operator has written and what the disk remembers.
+pub fn start(
+    config: &crate::config::Config,
+    inbox: Arc<Inbox>,
+    forgotten: mpsc::Receiver<()>,
+    progress: watch::Receiver<Progress>,
+) -> std::io::Result<Handle> {
+    let boot = host::boot(&config.enrol.boot_file)?;
+    let path = beside(&config.state);
+    let kept = read(&path);
+    let ended = kept.ended.iter().filter_map(|(network, id)| Some((network.parse().ok()?, id.parse().ok()?)));
+    let mut enroller = Enroller::new(boot, ended);
+    let mut own = kept.enrolments;
+    own.retain(|written| written.check().is_ok());
+    for written in config.enrol.workloads.iter().chain(&own) {
+        let mut written = written.clone();
+        if written.addresses.is_empty() && config.host_workload.as_ref().is_some_and(|id| id.as_str() == written.workload) {
+            written.addresses = host::addresses();
+        }
+        match written.check() {
+            Ok(enrolment) => _ = enroller.handle(Event::Want(enrolment), 0),
+            Err(error) => tracing::warn!(workload = written.workload, %error, "an enrolment is ignored"),
+        }
+    }
+    let (orders, inbox_orders) = mpsc::channel(ORDERS_MAX);
+    let (telling, told) = watch::channel(Registration { boot: format!("{boot:016x}"), ..Registration::default() });
+    let (done, results) = mpsc::channel(ORDERS_MAX);
+    let task = Task { enroller, inbox, boot, beat: config.enrol.beat, path, own, telling, done, beats: 0, progress };
+    tokio::spawn(task.run(inbox_orders, results, forgotten));
+    Ok(Handle { orders, told })
+}
+
+struct Task {
+    enroller: Enroller,
+    inbox: Arc<Inbox>,
+    boot: u64,
+    beat: Duration,
+    path: PathBuf,
+    /// What the local API enrolled.
+    own: Vec<WrittenEnrolment>,
+    telling: watch::Sender<Registration>,
+    done: mpsc::Sender<Event>,
+    beats: u64,
+    progress: watch::Receiver<Progress>,
+}
+
+impl Task {
+    async fn run(
+        mut self,
+        mut orders: mpsc::Receiver<Order>,
+        mut results: mpsc::Receiver<Event>,
+        mut forgotten: mpsc::Receiver<()>,
+    ) {
+        let clock = Instant::now();
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let (mut connected, mut beat_at) = (false, Instant::now());
+        loop {
+            let event = tokio::select! {
+                order = orders.recv() => match order {
+                    None => return,
+                    Some(order) => self.taken(order, connected).await,
+                },
+                Some(result) = results.recv() => Some(result),
+                Some(()) = forgotten.recv() => Some(Event::Forgotten),
+                _ = tick.tick() => {
+                    let now = self.inbox.is_connected();
+                    let changed = now != connected;
+                    connected = now;
+                    Some(if changed { Event::Connected(now) } else { Event::Tick })
+                }
+            };
+            let taken_away = matches!(event, Some(Event::Removed { taken: true, .. }));
+            let now_ms = u64::try_from(clock.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let effects = event.map(|event| self.enroller.handle(event, now_ms)).unwrap_or_default();
+            effects.into_iter().for_each(|effect| self.perform(effect));
+            if taken_away {
+                self.keep();
+            }
+            if connected && self.enroller.is_needed() && Instant::now() >= beat_at {
+                beat_at = Instant::now() + jittered(self.beat);
+                self.send_beat().await;
+            }
+            self.tell();
+        }
+    }
+
+    async fn taken(&mut self, order: Order, connected: bool) -> Option<Event> {
+        match order {
+            Order::Want(wanted) => {
+                let (enrolment, written) = *wanted;
+                let id = enrolment.asked.workload.to_string();
+                self.own.retain(|one| one.workload != id);
+                if self.own.len() < ENROLMENTS_MAX {
+                    self.own.push(written);
+                }
+                self.keep();
+                Some(Event::Want(enrolment))
+            }
+            Order::Unwant(id) => {
+                self.own.retain(|one| one.workload != id.as_str());
+                let event = Event::Unwant(id);
+                // On disk before it is sent: what has ended must not come back with a restart.
+                let mut after = self.enroller.clone();
+                after.handle(event.clone(), 0);
+                self.keep_with(&after);
+                Some(event)
+            }
+            Order::Leave(answer) => {
+                let outcome = if connected { self.farewell().await } else { Err("the bus is not connected".to_owned()) };
+                let left = outcome.is_ok();
+                let told = outcome
+                    .map_err(|why| format!("the controllers were not told ({why}): they forget this host when it stays silent"));
+                let _ = answer.send(told); // whoever asked may have gone
+                left.then_some(Event::Leave)
+            }
+        }
+    }
+
+    async fn farewell(&self) -> Result<(), String> {
+        match self.inbox.ask(&HostRequest::Leave { boot: self.boot }, LEAVE_WITHIN).await? {
+            HostRequestAnswer::Done { .. } => Ok(()),
+            HostRequestAnswer::Refused { reason, .. } => Err(format!("they refuse: {reason}")),
+        }
+    }
+
+    fn perform(&self, effect: Effect) {
+        let (inbox, done) = (self.inbox.clone(), self.done.clone());
+        let within = Duration::from_millis(ANSWER_WITHIN_MS);
+        tokio::spawn(async move {
+            let event = match effect {
+                Effect::Register { register, workloads } => {
+                    let answer = inbox.ask_bytes(register.encode(), within).await;
+                    if let Err(error) = &answer {
+                        tracing::debug!(%error, "a registration was not answered");
+                    }
+                    let answer = answer.ok().and_then(|bytes| RegisterAnswer::decode(&bytes).ok());
+                    if let Some(RegisterAnswer::Refused { reason, retryable }) = &answer {
+                        tracing::warn!(%reason, retryable, "a registration is refused");
+                    }
+                    Event::Registered { workloads, answer }
+                }
+                Effect::Request(request) => {
+                    let answer = inbox.ask(&request, within).await;
+                    // A refusal is an answer: what is refused will not be taken later either.
+                    let taken = match &answer {
+                        Ok(HostRequestAnswer::Done { .. }) => true,
+                        Ok(HostRequestAnswer::Refused { retryable, .. }) => !retryable,
+                        Err(_) => false,
+                    };
+                    match request {
+                        HostRequest::Remove { workloads, .. } => Event::Removed { workloads, taken },
+                        HostRequest::Health { reports, .. } => Event::Reported { reports, taken },
+                        HostRequest::Fresh { .. } | HostRequest::Leave { .. } => return,
+                    }
+                }
+                Effect::Check { workload, incarnation, address, check } => {
+                    let healthy = probe::is_well(&check, address).await;
+                    Event::Checked { workload, incarnation, healthy }
+                }
+            };
+            let _ = done.send(event).await; // the agent ends
+        });
+    }
+
+    async fn send_beat(&mut self) {
+        self.beats += 1;
+        let state: HostState = self.progress.borrow().state.clone();
+        let term = self.inbox.term().await;
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let beat = Beat { boot: self.boot, count: self.beats, term, version, state };
+        if let Err(error) = self.inbox.beat(beat.encode(), self.beats).await {
+            tracing::debug!(%error, "a beat was not sent");
+        }
+    }
+
+    fn tell(&self) {
+        let now = Registration {
+            boot: format!("{:016x}", self.boot),
+            beats: self.beats,
+            left: self.enroller.has_left(),
+            workloads: self.enroller.standings(),
+        };
+        self.telling.send_if_modified(|told| {
+            let changed = *told != now;
+            *told = now;
+            changed
+        });
+    }
+
+    fn keep(&self) {
+        self.keep_with(&self.enroller);
+    }
+
+    fn keep_with(&self, enroller: &Enroller) {
+        let ended = |(network, id): &(NetworkId, WorkloadId)| (network.to_string(), id.to_string());
+        let kept = Kept {
+            format_version: FORMAT_VERSION.to_owned(),
+            enrolments: self.own.clone(),
+            ended: enroller.ended().map(ended).collect(),
+        };
+        if let Err(error) = write(&self.path, &kept) {
+            tracing::warn!(path = %self.path.display(), %error, "what was enrolled is not on disk: a restart forgets it");
+        }
+    }
+}
+
+/// Whether an answer is one to a beat that the host is not known.
+pub fn is_forgotten(payload: &[u8]) -> bool {
+    BeatAnswer::decode(payload) == Ok(BeatAnswer::Unknown)
+}
+
+/// The token of a beat's answer.
+pub fn beat_token(count: u64) -> String {
+    format!("{BEAT_TOKENS}{count}")
+}
+
+pub const BEAT_TOKENS: &str = "beat-";
+
+/// Anything from three quarters of it to five: a fleet that was started together does not beat together.
+fn jittered(interval: Duration) -> Duration {
+    let share = host::random().unwrap_or(0) % 501;
+    interval * (750 + share as u32) / 1_000
+}
+
+fn beside(state: &Path) -> PathBuf {
+    let mut path = state.as_os_str().to_owned();
+    path.push(".enrolments");
+    path.into()
+}
+
+fn read(path: &Path) -> Kept {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Kept::default(),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "what was enrolled cannot be read");
+            return Kept::default();
+        }
+    };
+    match serde_json::from_str::<Kept>(&text) {
+        Ok(kept) if kept.format_version == FORMAT_VERSION => kept,
+        Ok(_) | Err(_) => {
+            tracing::warn!(path = %path.display(), "what was enrolled cannot be understood: it is enrolled again when it is added");
+            Kept::default()
+        }
+    }
+}
+
+/// Whole or not at all.
+fn write(path: &Path, kept: &Kept) -> std::io::Result<()> {
+    use std::io::Write;
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let new = PathBuf::from(new);
+    let mut file = std::fs::File::create(&new)?;
+    file.write_all(&serde_json::to_vec(kept)?)?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beats_are_spread() {
+        let interval = Duration::from_secs(4);
+        for _ in 0..100 {
+            assert!((Duration::from_secs(3)..=Duration::from_secs(5)).contains(&jittered(interval)));
+        }
+    }
+
+    #[test]
+    fn what_is_kept_reads_back_and_what_is_damaged_is_nothing() {
+        let path = std::env::temp_dir().join(format!("groupcast-enrolments-{}", std::process::id()));
+        let kept = Kept { format_version: "1".into(), enrolments: Vec::new(), ended: vec![("n".into(), "w".into())] };
+        write(&path, &kept).unwrap();
+        assert_eq!(read(&path).ended, kept.ended);
+        std::fs::write(&path, "{").unwrap();
+        assert!(read(&path).ended.is_empty());
+        std::fs::remove_file(&path).unwrap();
+        assert!(read(&path).ended.is_empty());
+    }
+}

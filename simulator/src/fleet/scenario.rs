@@ -1,0 +1,267 @@
+//! What a run does: read from a TOML file, with single values set on the command line.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
+
+pub const HOSTS_MAX: u32 = 50_000;
+pub const GROUPS_MAX: u64 = 1_000_000;
+pub const CONTROLLERS_MAX: u32 = 9;
+pub const CHANGES_PER_S_MAX: u32 = 20_000;
+pub const PHASES_MAX: usize = 100;
+pub const FAULTS_MAX: usize = 1_000;
+
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    humantime::parse_duration(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    pub name: String,
+    pub about: String,
+    pub hosts: u32,
+    #[serde(default = "two")]
+    pub controllers: u32,
+    #[serde(default = "lease", deserialize_with = "duration")]
+    pub lease: Duration,
+    pub topology: Topology,
+    /// How many hosts enforce on a model kernel that packets are tried on after every change; the others keep their documents only.
+    #[serde(default)]
+    pub kernels: Option<u32>,
+    /// A host that lost its connection comes back after a random time of up to this.
+    #[serde(default = "reconnect", deserialize_with = "duration")]
+    pub reconnect_jitter: Duration,
+    /// After the last phase, how long everything may take to be equal again.
+    #[serde(default = "settle", deserialize_with = "duration")]
+    pub settle: Duration,
+    pub phase: Vec<Phase>,
+    #[serde(default)]
+    pub fault: Vec<Fault>,
+    #[serde(default)]
+    pub thresholds: Vec<String>,
+}
+
+fn two() -> u32 {
+    2
+}
+
+fn lease() -> Duration {
+    Duration::from_secs(3)
+}
+
+fn reconnect() -> Duration {
+    Duration::from_secs(10)
+}
+
+fn settle() -> Duration {
+    Duration::from_secs(60)
+}
+
+/// Who uses what, drawn from distributions by the seed.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topology {
+    /// Groups that a host uses, beside those that everybody uses.
+    pub groups_per_host: u32,
+    /// How many hosts use a group: on average, and at most.
+    pub span_mean: u32,
+    pub span_max: u32,
+    /// Groups that every host uses.
+    #[serde(default)]
+    pub groups_of_all: u32,
+    /// Addresses of each group beside its users' own.
+    pub members: u32,
+    /// Rules of each group that name addresses, beside the one that names the group.
+    #[serde(default)]
+    pub rules: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    pub name: String,
+    #[serde(deserialize_with = "duration")]
+    pub duration: Duration,
+    /// Changes a second, of a member of a group that some use.
+    #[serde(default)]
+    pub members_per_s: u32,
+    /// Changes a second, of a member of a group that all use.
+    #[serde(default)]
+    pub hot_per_s: u32,
+    /// Changes a second, of a rule.
+    #[serde(default)]
+    pub rules_per_s: u32,
+    /// What is measured here is left out of the totals.
+    #[serde(default)]
+    pub warm_up: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fault {
+    pub kind: FaultKind,
+    /// After the first phase began.
+    #[serde(deserialize_with = "duration")]
+    pub at: Duration,
+    /// How long it lasts, where it lasts.
+    #[serde(default, deserialize_with = "duration")]
+    pub lasts: Duration,
+    /// Percent of the hosts, where hosts are meant.
+    #[serde(default = "hundred")]
+    pub percent: u32,
+}
+
+fn hundred() -> u32 {
+    100
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultKind {
+    /// SIGKILL to the controller that leads, and another one in its place.
+    KillLeader,
+    /// SIGKILL to a controller that does not lead, and another one in its place.
+    KillFollower,
+    /// SIGSTOP to the controller that leads, SIGCONT when it is over.
+    PauseLeader,
+    /// SIGKILL to the server, which is started again when it is over.
+    KillServer,
+    /// SIGSTOP to the server, SIGCONT when it is over.
+    PauseServer,
+    /// Connections of hosts are cut; each host comes back.
+    CutHosts,
+}
+
+impl FaultKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            FaultKind::KillLeader => "kill-leader",
+            FaultKind::KillFollower => "kill-follower",
+            FaultKind::PauseLeader => "pause-leader",
+            FaultKind::KillServer => "kill-server",
+            FaultKind::PauseServer => "pause-server",
+            FaultKind::CutHosts => "cut-hosts",
+        }
+    }
+}
+
+impl Scenario {
+    /// `sets`: `key=value`, keys as in the file, `phase.0.duration=10s` for what is in a list.
+    pub fn read(path: &Path, sets: &[String]) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the scenario {}", path.display()))?;
+        Self::parse(&text, sets).with_context(|| format!("scenario {}", path.display()))
+    }
+
+    pub fn parse(text: &str, sets: &[String]) -> anyhow::Result<Self> {
+        let mut value: toml::Value = toml::from_str(text)?;
+        for set in sets {
+            apply(&mut value, set)?;
+        }
+        let scenario: Scenario = value.try_into()?;
+        scenario.check()?;
+        Ok(scenario)
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        let Topology { groups_per_host, span_mean, span_max, .. } = self.topology;
+        ensure!((1..=HOSTS_MAX).contains(&self.hosts), "hosts is {}, and must be from 1 to {HOSTS_MAX}", self.hosts);
+        ensure!((1..=CONTROLLERS_MAX).contains(&self.controllers), "controllers must be from 1 to {CONTROLLERS_MAX}");
+        ensure!(span_mean >= 1 && span_mean <= span_max, "topology.span_mean must be from 1 to topology.span_max");
+        ensure!(span_max <= self.hosts, "topology.span_max is {span_max}, and there are only {} hosts", self.hosts);
+        let groups = u64::from(self.hosts) * u64::from(groups_per_host) / u64::from(span_mean);
+        ensure!(groups <= GROUPS_MAX, "this makes {groups} groups, and no more than {GROUPS_MAX} are allowed");
+        ensure!(!self.phase.is_empty() && self.phase.len() <= PHASES_MAX, "there must be from 1 to {PHASES_MAX} phases");
+        ensure!(self.fault.len() <= FAULTS_MAX, "there must be at most {FAULTS_MAX} faults");
+        for phase in &self.phase {
+            let rate = phase.members_per_s + phase.hot_per_s + phase.rules_per_s;
+            ensure!(rate <= CHANGES_PER_S_MAX, "phase {}: at most {CHANGES_PER_S_MAX} changes a second", phase.name);
+            ensure!(phase.hot_per_s == 0 || self.topology.groups_of_all > 0, "phase {}: no group is everybody's", phase.name);
+            ensure!(phase.members_per_s == 0 || groups > 0, "phase {}: there is no group that some use", phase.name);
+        }
+        Ok(())
+    }
+
+    pub fn duration(&self) -> Duration {
+        self.phase.iter().map(|phase| phase.duration).sum()
+    }
+
+    /// Makes the phases take so long together, each its share of it.
+    pub fn stretch(&mut self, total: Duration) {
+        let factor = total.as_secs_f64() / self.duration().as_secs_f64().max(1e-9);
+        self.phase.iter_mut().for_each(|phase| phase.duration = phase.duration.mul_f64(factor));
+        for fault in &mut self.fault {
+            fault.at = fault.at.mul_f64(factor);
+        }
+    }
+}
+
+fn apply(value: &mut toml::Value, set: &str) -> anyhow::Result<()> {
+    let (path, text) = set.split_once('=').with_context(|| format!("--set {set}: it must be KEY=VALUE"))?;
+    let mut place = value;
+    for part in path.split('.') {
+        place = match place {
+            toml::Value::Table(table) => table.entry(part).or_insert_with(|| toml::Value::Table(Default::default())),
+            toml::Value::Array(list) => {
+                let index: usize = part.parse().with_context(|| format!("--set {set}: {part:?} is no place in a list"))?;
+                let len = list.len();
+                list.get_mut(index).with_context(|| format!("--set {set}: the list has only {len}"))?
+            }
+            _ => bail!("--set {set}: {part:?} is in nothing"),
+        };
+    }
+    // What reads as a number or a truth value is one, everything else is text.
+    *place = match (text.parse::<i64>(), text.parse::<bool>()) {
+        (Ok(number), _) => toml::Value::Integer(number),
+        (_, Ok(truth)) => toml::Value::Boolean(truth),
+        _ => toml::Value::String(text.to_owned()),
+    };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: &str = "name = 'small'\nabout = 'x'\nhosts = 10\n[topology]\ngroups_per_host = 2\nspan_mean = 2\nspan_max = 5\nmembers = 3\n\
+                         [[phase]]\nname = 'a'\nduration = '2s'\nmembers_per_s = 5\n";
+
+    #[test]
+    fn every_scenario_that_we_ship_is_good() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios");
+        let mut count = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let scenario = Scenario::read(&path, &[]).unwrap_or_else(|error| panic!("{}: {error:#}", path.display()));
+            assert_eq!(Some(scenario.name.as_str()), path.file_stem().and_then(|stem| stem.to_str()));
+            count += 1;
+        }
+        assert!(count >= 4);
+    }
+
+    #[test]
+    fn single_values_are_set() {
+        let set = |sets: &[&str]| Scenario::parse(SMALL, &sets.iter().map(|set| (*set).to_owned()).collect::<Vec<_>>());
+        let scenario = set(&["hosts=20", "phase.0.duration=500ms", "topology.members=7"]).unwrap();
+        assert_eq!((scenario.hosts, scenario.phase[0].duration, scenario.topology.members), (20, Duration::from_millis(500), 7));
+        for (sets, words) in [
+            (&["hosts"][..], "KEY=VALUE"),
+            (&["hosts=0"], "from 1 to"),
+            (&["hosts=4"], "only 4 hosts"),
+            (&["host=4"], "unknown field `host`"),
+            (&["phase.1.duration=1s"], "the list has only 1"),
+            (&["phase.0.duration=soon"], "duration"),
+            (&["phase.0.hot_per_s=1"], "everybody"),
+            (&["hosts=50001"], "50000"),
+        ] {
+            let error = format!("{:#}", set(sets).unwrap_err());
+            assert!(error.contains(words), "{sets:?}: {error}");
+        }
+        let mut scenario = set(&["hosts=50000"]).unwrap();
+        scenario.stretch(Duration::from_secs(10));
+        assert_eq!(scenario.duration(), Duration::from_secs(10));
+    }
+}

@@ -1,0 +1,190 @@
+//! The cases of CASES.md D that are about processes, with real agents: stopped, killed, paused, rebooted, cut off by their namespace.
+
+use std::time::Duration;
+
+use groupcast_policy::model::{HealthCheck, Probe};
+use groupcast_tests::agent::{Agent, Island, isolated};
+use groupcast_tests::control::Plane;
+use groupcast_tests::enrolled::{
+    GRACE, LEASE, SHORT, allowed, audited, entries, gone, grant, host_entry, is_suspect, plane, put_template, template,
+    workload_entry,
+};
+use groupcast_tests::world::eventually;
+
+/// `agent.toml` for a host that enrols itself.
+fn own(workload: &str, address: &str) -> String {
+    format!(
+        "host_workload = '{workload}'\n[[enrol]]\nworkload = '{workload}'\ntemplate = 'vm'\nnetwork = 'net'\nspace = 'shop'\naddresses = ['{address}']\n"
+    )
+}
+
+async fn registered(plane: &Plane, workload: &str, incarnation: u64) {
+    let observer = plane.bus.observer("looks").await;
+    eventually(&format!("{workload} is registered as its life {incarnation}"), || async {
+        workload_entry(&observer, workload).await.is_some_and(|entry| entry["incarnation"] == incarnation)
+    })
+    .await;
+}
+
+#[test]
+fn d06_agent_restarts_are_no_exit_and_leave_and_remove_are() {
+    isolated(|| async {
+        let plane = plane(1).await;
+        allowed(&plane, "vm", &["h1"]).await;
+        let observer = plane.bus.observer("observer").await;
+        let mut agent = Agent::new(&plane.url(), "h1", &own("m1", "10.0.0.5"));
+        agent.start().await;
+        registered(&plane, "m1", 1).await;
+        // Given by the local API too.
+        let add =
+            ["workload", "add", "w2", "--interface", "gcw0", "--address", "10.0.0.6", "--template", "vm", "--network", "net"];
+        let _ = agent.ask(&[&add[..], &["--space", "shop", "--within", "2s"]].concat());
+        registered(&plane, "w2", 1).await;
+        let before = entries(&observer).await;
+        agent.stop();
+        agent.start().await;
+        agent.kill();
+        agent.start().await;
+        eventually("it is enrolled again, both of them", || async {
+            agent.registered("m1").is_some_and(|one| one["incarnation"] == 1)
+                && agent.registered("w2").is_some_and(|one| one["incarnation"] == 1)
+        })
+        .await;
+        assert_eq!(entries(&observer).await, before, "a restart, also after SIGKILL, changes nothing");
+        agent.does(&["workload", "remove", "w2"]);
+        eventually("w2 is gone", || async { workload_entry(&observer, "w2").await.is_none() }).await;
+        assert!(workload_entry(&observer, "m1").await.is_some());
+        agent.does(&["leave"]);
+        gone(&observer, "h1").await;
+        tokio::time::sleep(Duration::from_millis(800)).await;
+        assert!(host_entry(&observer, "h1").await.is_none(), "who has left does not come back by itself");
+        audited(&observer, "gc.reg.h.h1", "its host left").await;
+    });
+}
+
+#[test]
+fn d11_an_agent_killed_and_its_machine_rebooted_is_another_life() {
+    isolated(|| async {
+        let plane = plane(1).await;
+        allowed(&plane, "vm", &["h1"]).await;
+        let mut agent = Agent::new(&plane.url(), "h1", &own("m1", "10.0.0.5"));
+        agent.start().await;
+        registered(&plane, "m1", 1).await;
+        agent.kill();
+        agent.reboot();
+        agent.start().await;
+        registered(&plane, "m1", 2).await;
+        let observer = plane.bus.observer("observer").await;
+        let claims = entries(&observer).await.into_keys().filter(|subject| subject.starts_with("gc.reg.a.")).count();
+        assert_eq!(claims, 1);
+    });
+}
+
+#[test]
+fn d12_an_agent_that_is_killed_is_suspect_and_then_deleted() {
+    isolated(|| async {
+        let plane = plane(2).await;
+        allowed(&plane, "vm", &["h1"]).await;
+        let observer = plane.bus.observer("observer").await;
+        let mut agent = Agent::new(&plane.url(), "h1", &own("m1", "10.0.0.5"));
+        agent.start().await;
+        registered(&plane, "m1", 1).await;
+        agent.kill();
+        eventually("it is suspect", || is_suspect(&observer, "h1")).await;
+        gone(&observer, "h1").await;
+        audited(&observer, "gc.reg.w.net.m1", "deleted").await;
+    });
+}
+
+#[test]
+fn d17_an_agent_that_was_cut_off_or_paused_enrols_again_by_itself() {
+    isolated(|| async {
+        let plane = plane(2).await;
+        allowed(&plane, "vm", &["h1"]).await;
+        let observer = plane.bus.observer("observer").await;
+        let island = Island::new(&plane.url()).await;
+        let mut agent = Agent::new(&island.url, "h1", &own("m1", "10.0.0.5")).within(&island.name);
+        agent.start().await;
+        registered(&plane, "m1", 1).await;
+        // Cut off for less than a lease: nothing happens.
+        let before = entries(&observer).await;
+        island.cut();
+        tokio::time::sleep(LEASE / 4).await;
+        island.mend();
+        tokio::time::sleep(LEASE).await;
+        assert_eq!(entries(&observer).await, before);
+        // Cut off for good, and back.
+        island.cut();
+        gone(&observer, "h1").await;
+        island.mend();
+        registered(&plane, "m1", 2).await;
+        // Paused: its connection stays, its beats do not.
+        agent.pause();
+        gone(&observer, "h1").await;
+        agent.resume();
+        registered(&plane, "m1", 3).await;
+    });
+}
+
+#[test]
+fn d25_agents_keep_enforcing_and_stay_registered_while_the_bus_is_down() {
+    isolated(|| async {
+        let mut plane = plane(1).await;
+        allowed(&plane, "vm", &["h1"]).await;
+        let mut agent = Agent::new(&plane.url(), "h1", &own("m1", "10.0.0.5"));
+        agent.start().await;
+        registered(&plane, "m1", 1).await;
+        let in_force = || {
+            let output = agent.ask(&["ruleset"]);
+            (output.status.success(), output.stdout)
+        };
+        eventually("its policy is in force", || async { in_force().0 }).await;
+        let before = in_force();
+        plane.bus.server().kill();
+        tokio::time::sleep(LEASE + GRACE).await;
+        assert_eq!(in_force(), before, "the last good policy stays");
+        plane.bus.server().restart().await.expect("the server comes back");
+        let observer = plane.bus.observer("observer").await;
+        tokio::time::sleep(LEASE + GRACE).await;
+        assert_eq!(workload_entry(&observer, "m1").await.expect("still there")["incarnation"], 1);
+    });
+}
+
+#[test]
+fn health_is_probed_as_the_template_says() {
+    isolated(|| async {
+        let plane = plane(1).await;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let mut checked = template("vm", &["h1"]);
+        checked.health = Some(HealthCheck { probe: Probe::Tcp { port }, interval_seconds: 1 });
+        let loopback = groupcast_policy::net::Prefix::v4(0x7f00_0000, 8).expect("a prefix");
+        checked.prefixes.insert(loopback);
+        put_template(&plane, checked).await;
+        grant_loopback(&plane).await;
+        let mut agent = Agent::new(&plane.url(), "h1", &own("m1", "127.0.0.1").replace("host_workload = 'm1'\n", ""));
+        agent.start().await;
+        registered(&plane, "m1", 1).await;
+        let observer = plane.bus.observer("observer").await;
+        let unhealthy = || async { workload_entry(&observer, "m1").await.is_some_and(|entry| entry["unhealthy"] == true) };
+        assert!(!unhealthy().await);
+        drop(listener);
+        eventually("it is not well", unhealthy).await;
+        audited(&observer, "gc.reg.w.net.m1", "health reported by its host").await;
+        let _listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await.expect("the port again");
+        eventually("it is well again", || async { !unhealthy().await }).await;
+        assert_eq!(workload_entry(&observer, "m1").await.expect("an entry")["incarnation"], 1, "the same life");
+    });
+}
+
+async fn grant_loopback(plane: &Plane) {
+    use groupcast_control::change::{Change, Expected, Write};
+    use groupcast_control::registration::grant::Grant;
+    grant(plane, &["h1"]).await;
+    let everywhere = groupcast_policy::net::Prefix::v4(0, 0).expect("a prefix");
+    let granted = Grant::new("h1".parse().expect("an id"), vec![everywhere]);
+    let writes = vec![Write::put(granted.document().expect("a document"), Expected::Any)];
+    let change = Change { author: "test".into(), reason: String::new(), key: None, writes };
+    plane.catalog.write(&change, None).await.expect("written");
+    assert!(!SHORT.is_empty());
+}
