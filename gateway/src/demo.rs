@@ -37,7 +37,8 @@ pub struct DemoOptions {
     #[arg(long, requires = "demo")]
     json: bool,
     /// The agent's binary; the one beside this one if not said.
-    #[arg(long, requires = "demo", env = "GROUPCAST_AGENT_BIN")]
+    // Asks for no `--demo`: the variable may be set for another program.
+    #[arg(long, env = "GROUPCAST_AGENT_BIN")]
     agent: Option<PathBuf>,
 }
 

@@ -165,7 +165,7 @@ impl Task {
             let event = tokio::select! {
                 order = orders.recv() => match order {
                     None => return,
-                    Some(order) => self.taken(order, connected).await,
+                    Some(order) => self.taken(order).await,
                 },
                 Some(result) = results.recv() => Some(result),
                 Some(()) = forgotten.recv() => Some(Event::Forgotten),
@@ -191,7 +191,7 @@ impl Task {
         }
     }
 
-    async fn taken(&mut self, order: Order, connected: bool) -> Option<Event> {
+    async fn taken(&mut self, order: Order) -> Option<Event> {
         match order {
             Order::Want(wanted) => {
                 let (enrolment, written) = *wanted;
@@ -213,7 +213,8 @@ impl Task {
                 Some(event)
             }
             Order::Leave(answer) => {
-                let outcome = if connected { self.farewell().await } else { Err("the bus is not connected".to_owned()) };
+                // Whether there is a bus is looked at now: the last tick may have been before it was reached.
+                let outcome = self.farewell().await;
                 let left = outcome.is_ok();
                 let told = outcome
                     .map_err(|why| format!("the controllers were not told ({why}): they forget this host when it stays silent"));

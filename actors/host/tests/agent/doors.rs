@@ -8,11 +8,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use groupcast_bus_config::subjects;
+use groupcast_bus_config::{connect, subjects};
 use groupcast_messages::{Cut, HostRequest, HostRequestAnswer};
 use groupcast_policy::ids::HostId;
+use tokio::time::timeout;
 
-use crate::world::{Agent, World, addresses, eventually, group, isolated, place, run, with_world, words};
+use crate::world::{Agent, DEADLINE, World, addresses, eventually, group, isolated, place, run, with_world, words};
 
 fn started(world: &mut World) {
     world.write(&[group(0, &["ingress tcp 443 from group:far", "deny egress tcp 25 to any", "egress tcp 1-1000 to any"], &[])]);
@@ -79,17 +80,24 @@ fn fresh_returns_when_what_the_sources_said_is_in_force() {
         started(&mut world);
         let host = HostId::new("h0").unwrap();
         let client = world.client.clone();
-        let mut requests = world.runtime.block_on(async { client.subscribe(subjects::register(&host)).await.unwrap() });
+        let mut requests = world.runtime.block_on(async {
+            let requests = client.subscribe(subjects::register(&host)).await.unwrap();
+            // A request that arrives before the server knows of the subscription is lost, and is not asked again.
+            connect::settle(&client, DEADLINE).await.unwrap();
+            requests
+        });
         let next = |world: &World, requests: &mut groupcast_topics::nats::Subscriber| {
             // The agent enrols its host on the same subject, and tries again because nobody answers that here.
-            let (request, message) = world.runtime.block_on(async {
+            let asked = async {
                 loop {
                     let message = requests.next().await.unwrap();
                     if let Ok(request) = HostRequest::decode(&message.payload) {
                         return (request, message);
                     }
                 }
-            });
+            };
+            let (request, message) =
+                world.runtime.block_on(async { timeout(DEADLINE, asked).await }).expect("a request of the agent");
             let token = message.headers.as_ref().unwrap().get(subjects::ANSWER_TOKEN).unwrap().as_str().to_owned();
             (request, subjects::answer(&host, &token).unwrap())
         };
