@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use futures::Stream;
+use groupcast_control::begin::ADVICE;
 use groupcast_control::controller::Controller;
 use groupcast_control::progress::Progress;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -98,8 +99,12 @@ async fn readyz(Extract(state): Extract<State>) -> Result<Response, Problem> {
     Ok(match status.is_ready() {
         true => "ok\n".into_response(),
         false => {
-            let missing = if status.compiler.loaded { "what is published" } else { "CATALOG and REGISTRY" };
-            problem(StatusCode::SERVICE_UNAVAILABLE, &format!("still reading {missing}")).into_response()
+            let detail = match (status.compiler.loaded, status.compiler.blank) {
+                (true, true) => ADVICE,
+                (true, false) => "still reading what is published",
+                (false, _) => "still reading CATALOG and REGISTRY",
+            };
+            problem(StatusCode::SERVICE_UNAVAILABLE, detail).into_response()
         }
     })
 }
@@ -121,6 +126,7 @@ async fn status(Extract(state): Extract<State>) -> Result<Json<Value>, Problem> 
         "leading": status.compiler.leading,
         "publishing": status.compiler.publishing,
         "blank": status.compiler.blank,
+        "advice": (status.compiler.loaded && status.compiler.blank).then_some(ADVICE),
         "term": status.node.term,
         "lead": status.node.lead,
         "catalog": status.compiler.catalog,

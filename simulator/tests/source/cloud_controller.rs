@@ -175,6 +175,7 @@ async fn a5_a_page_that_fails_is_asked_for_again_and_null_is_no_end() {
         Fault::Truncate,
         Fault::Null,
         Fault::Hang,
+        Fault::Repeat,
         Fault::Body("{}".into()),
     ] {
         cloud.shared.lock().create("more");
@@ -185,7 +186,7 @@ async fn a5_a_page_that_fails_is_asked_for_again_and_null_is_no_end() {
         cloud.expect_equal();
     }
     // For good: what was known stays.
-    for fault in [Fault::Status { status: 500, retry_after: None }, Fault::Truncate, Fault::Null] {
+    for fault in [Fault::Status { status: 500, retry_after: None }, Fault::Truncate, Fault::Null, Fault::Repeat] {
         cloud.shared.lock().create("more");
         cloud.shared.lock().delete("more");
         cloud.shared.lock().upsets.add(LIST, 1, 1_000, What::Fault(fault.clone()));
@@ -454,4 +455,32 @@ async fn what_the_gateway_owns_is_not_taken() {
     assert_eq!(*cloud.rig.streams.groups[&id].1, theirs);
     assert!(cloud.rig.names().contains("free"));
     assert!(cloud.rig.status().malformed_named[0].contains("belongs to somebody else"));
+}
+
+/// CASES.md B 5: a group that a deny names is not deleted. A source cannot be refused, so what it allowed ends and its name stays.
+#[tokio::test]
+async fn b5_a_group_that_a_gateways_deny_names_stays_for_its_members_and_allows_nothing() {
+    let mut cloud = with(&["named", "free"], 50).await;
+    let id: groupcast_policy::ids::GroupId = cloud.rig.named("named").id.clone();
+    let bindings = cloud.rig.named("named").bindings.clone();
+    cloud.rig.streams.deny(std::slice::from_ref(&id));
+    cloud.shared.lock().delete("named");
+    cloud.shared.lock().delete("free");
+    cloud.shared.lock().create("new");
+    cloud.rig.interval().await;
+    assert_eq!(cloud.rig.names().into_iter().collect::<Vec<_>>(), ["named", "new"], "everything else goes on");
+    assert!(cloud.rig.named("named").rules.is_empty() && cloud.rig.named("named").bindings == bindings);
+    let status = cloud.rig.status();
+    assert_eq!((status.withheld, status.malformed, cloud.rig.error()), (1, 0, String::new()));
+    let words = format!("group {id} is not deleted: deny rules[0] of group closed names it");
+    assert!(status.withheld_named[0].contains(&words), "{:?}", status.withheld_named);
+    // Nothing is written again and again.
+    let changes = cloud.rig.streams.changes.len();
+    assert!(matches!(cloud.rig.poll_now(true).await, Answer::Done { .. }));
+    assert_eq!(cloud.rig.streams.changes.len(), changes);
+    // The deny goes, and so does the group.
+    cloud.rig.streams.deny(&[]);
+    assert!(matches!(cloud.rig.poll_now(true).await, Answer::Done { .. }));
+    cloud.expect_equal();
+    assert_eq!(cloud.rig.status().withheld, 0);
 }

@@ -8,7 +8,7 @@ use super::status::Status;
 #[serde(tag = "ask", rename_all = "snake_case")]
 pub enum Ask {
     List,
-    /// Reads all of this source now; answered when what it says is written.
+    /// Reads all of this source now; answered when what it says is compiled and published.
     Poll {
         id: String,
     },

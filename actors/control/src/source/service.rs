@@ -20,6 +20,8 @@ use crate::actors::source::{ConfirmSource, LookAtSource, PollSource, SourceActor
 const AT_ONCE_MAX: usize = 256;
 /// How often it is looked whether something is published.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// How long what was written may take to be compiled and published.
+const PUBLISHED_WITHIN: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Default)]
 pub struct Sources(Vec<(SourceId, Addr<SourceActor>)>);
@@ -48,7 +50,13 @@ impl Sources {
         if leading.borrow().is_none() {
             return;
         }
-        let Some(told) = self.told(ask).await else { return };
+        let waits = matches!(ask, Ask::Poll { .. } | Ask::Confirm { .. });
+        let Some(mut told) = self.told(ask).await else { return };
+        if let (true, Told::Done { catalog, registry }) = (waits, &told)
+            && let Err(message) = published(client, *catalog, *registry, Instant::now() + PUBLISHED_WITHIN).await
+        {
+            told = Told::Failed { message };
+        }
         let body = serde_json::to_vec(&told).unwrap_or_default();
         if let Err(error) = client.publish(reply, body.into()).await {
             tracing::warn!(%error, "a question about sources could not be answered");
@@ -121,6 +129,11 @@ pub async fn fresh(client: &Client, within: Duration) -> Result<Cut, String> {
         Told::Failed { message } => return Err(message),
         other => return Err(format!("an unexpected answer: {other:?}")),
     };
+    published(client, catalog, registry, deadline).await
+}
+
+/// Waits until what is written up to these sequences is compiled and published.
+async fn published(client: &Client, catalog: u64, registry: u64, deadline: Instant) -> Result<Cut, String> {
     let jetstream = async_nats::jetstream::new(client.clone());
     let topics = jetstream.get_stream_no_info(streams::TOPICS.name).await.map_err(|error| error.to_string())?;
     loop {
