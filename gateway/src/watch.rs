@@ -99,12 +99,8 @@ async fn readyz(Extract(state): Extract<State>) -> Result<Response, Problem> {
     Ok(match status.is_ready() {
         true => "ok\n".into_response(),
         false => {
-            let detail = match (status.compiler.loaded, status.compiler.blank) {
-                (true, true) => ADVICE,
-                (true, false) => "still reading what is published",
-                (false, _) => "still reading CATALOG and REGISTRY",
-            };
-            problem(StatusCode::SERVICE_UNAVAILABLE, detail).into_response()
+            let missing = if status.compiler.loaded { "what is published" } else { "CATALOG and REGISTRY" };
+            problem(StatusCode::SERVICE_UNAVAILABLE, &format!("still reading {missing}")).into_response()
         }
     })
 }

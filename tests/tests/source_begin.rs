@@ -39,8 +39,6 @@ async fn sources_alone_begin_when_an_operator_says_that_the_bus_is_new() {
         .await;
     let status = plane.controllers[0].status().expect("it answers");
     assert!(status["blank"] == true && status["advice"].as_str().is_some_and(|words| words.contains(ADVICE)), "{status}");
-    let (code, words) = plane.controllers[0].get("/readyz").expect("it answers");
-    assert!(code == 503 && words.contains(ADVICE), "{words}");
     plane.controllers[0].wait_for("told in its log", |controller| controller.log().contains(ADVICE)).await;
     let listed = user.get("/v1/sources").await;
     assert!(listed.status == 503 && listed.text.contains(ADVICE) && listed.text.contains("groupcast import"), "{listed:?}");

@@ -133,7 +133,7 @@ async fn asked(app: &App, ask: Ask, within: Duration) -> Result<Told, Problem> {
 
 async fn all(app: &App) -> Result<Vec<ShownSource>, Problem> {
     match asked(app, Ask::List, LOOK_TIMEOUT).await? {
-        Told::List { sources } => Ok(sources.into_iter().map(ShownSource::from).collect()),
+        Told::List { sources, .. } => Ok(sources.into_iter().map(ShownSource::from).collect()),
         _ => Err(Problem::unavailable("the controller that leads does not know sources: is it of this version?")),
     }
 }

@@ -25,6 +25,9 @@ pub enum Ask {
 pub enum Told {
     List {
         sources: Vec<Status>,
+        /// The term of whoever answers.
+        #[serde(default)]
+        term: u64,
     },
     /// Written: topics that reflect these sequences of CATALOG and REGISTRY have it.
     Done {
