@@ -237,7 +237,8 @@ impl Machine {
                 return self.hold(held, now_ms, out);
             }
         }
-        if !fresh && !(difference.deletions().is_empty() && difference.withheld.count == 0) {
+        let takes_away = !difference.deletions().is_empty() || difference.withheld.count > 0;
+        if takes_away && !fresh {
             // Others may have written a deny that names what is to go, or removed the one that kept it.
             self.run += 1;
             self.doing = Doing::Reloading { observation, conflicts };

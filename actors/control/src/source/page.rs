@@ -17,6 +17,9 @@ pub const BESIDE_BYTES_MAX: usize = 1024 * 1024;
 /// Read at once.
 const CHUNK_BYTES: usize = 64 * 1024;
 
+/// Takes an item: which it is, and the bytes it came in.
+pub type Each<'a> = dyn FnMut(usize, &[u8]) -> Result<(), String> + 'a;
+
 /// What stood beside the items.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Beside(Vec<(String, Node)>);
@@ -37,12 +40,7 @@ fn unreadable(error: impl fmt::Display) -> String {
 }
 
 /// Reads an object whose field `list` holds the items. No list, or nothing in its place, is an error: it never means "no items".
-pub fn read(
-    body: &mut dyn Read,
-    list: &str,
-    beside: &[&str],
-    each: &mut dyn FnMut(usize, &[u8]) -> Result<(), String>,
-) -> Result<Beside, String> {
+pub fn read(body: &mut dyn Read, list: &str, beside: &[&str], each: &mut Each<'_>) -> Result<Beside, String> {
     let mut cutter = Cutter {
         list,
         rest: Vec::new(),
@@ -115,7 +113,7 @@ struct Cutter<'a> {
 }
 
 impl Cutter<'_> {
-    fn cut(&mut self, bytes: &[u8], each: &mut dyn FnMut(usize, &[u8]) -> Result<(), String>) -> Result<(), String> {
+    fn cut(&mut self, bytes: &[u8], each: &mut Each<'_>) -> Result<(), String> {
         let mut at = 0;
         while at < bytes.len() {
             let Within::Item(depth) = self.within else {
@@ -155,7 +153,7 @@ impl Cutter<'_> {
     }
 
     /// Whether the byte was taken.
-    fn beside(&mut self, byte: u8, each: &mut dyn FnMut(usize, &[u8]) -> Result<(), String>) -> Result<bool, String> {
+    fn beside(&mut self, byte: u8, each: &mut Each<'_>) -> Result<bool, String> {
         match (self.within, byte) {
             (Within::Bare, b',' | b']' | b' ' | b'\t' | b'\n' | b'\r') => {
                 self.hand_on(each)?;
@@ -183,7 +181,7 @@ impl Cutter<'_> {
         self.within = within;
     }
 
-    fn hand_on(&mut self, each: &mut dyn FnMut(usize, &[u8]) -> Result<(), String>) -> Result<(), String> {
+    fn hand_on(&mut self, each: &mut Each<'_>) -> Result<(), String> {
         if self.items == ITEMS_MAX {
             return Err(unreadable(format!("more than {ITEMS_MAX} items on one page")));
         }
