@@ -157,6 +157,8 @@ pub enum CatalogKind {
     Group,
     /// A host's grant: where its addresses may lie, and the token with which it joins.
     Host,
+    /// Says that the bus was new when its first word was written. Without it, or any group or template, nobody leads.
+    Installation,
     Source,
     Template,
     /// The highest leader term.
@@ -166,8 +168,17 @@ pub enum CatalogKind {
 }
 
 impl CatalogKind {
-    pub const ALL: [Self; 8] =
-        [Self::Change, Self::Confirm, Self::Group, Self::Host, Self::Source, Self::Template, Self::Term, Self::Token];
+    pub const ALL: [Self; 9] = [
+        Self::Change,
+        Self::Confirm,
+        Self::Group,
+        Self::Host,
+        Self::Installation,
+        Self::Source,
+        Self::Template,
+        Self::Term,
+        Self::Token,
+    ];
 
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -175,6 +186,7 @@ impl CatalogKind {
             Self::Confirm => "confirm",
             Self::Group => "group",
             Self::Host => "host",
+            Self::Installation => "installation",
             Self::Source => "source",
             Self::Template => "template",
             Self::Term => "term",

@@ -8,6 +8,7 @@ pub mod documents;
 pub mod explain;
 pub mod health;
 pub mod host;
+pub mod init;
 pub mod registrations;
 pub mod registry;
 pub mod sources;
@@ -168,6 +169,7 @@ fn router() -> OpenApiRouter<App> {
         .routes(routes!(tokens::list_tokens, tokens::create_token))
         .routes(routes!(tokens::revoke_token))
         .routes(routes!(access::whoami))
+        .routes(routes!(init::init))
         .routes(routes!(transfer::export))
         .routes(routes!(transfer::import))
         .routes(routes!(health::livez))

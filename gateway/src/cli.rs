@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod explain;
 pub mod get;
 pub mod host;
+pub mod init;
 pub mod output;
 pub mod plan;
 pub mod registrations;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use groupcast_bus_config::settings::optional_duration;
+use groupcast_control::begin::ADVICE;
 use groupcast_control::controller::{Controller, Settings};
 use groupcast_control::names;
 use groupcast_control::source::config::{Table, sources};
@@ -25,6 +26,9 @@ use crate::{progress, watch};
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
 /// Pause between attempts to reach a bus that is not there yet.
 const START_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often it is said that the bus is blank, until it is not.
+const BLANK_SAID_EVERY: Duration = Duration::from_secs(60);
 
 /// Where the controller is watched, unless said otherwise.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4280);
@@ -149,6 +153,7 @@ async fn serve(options: Options, metrics: PrometheusHandle, runtime: tokio::runt
     runtime.spawn(progress::serve(settings.clone(), controller.clone()));
     runtime.spawn(registrations::serve(settings, controller.clone()));
     tracing::info!(name = %options.name(), "controller started");
+    runtime.spawn(say_if_blank(controller.clone()));
     let mut alive = tokio::time::interval(ALIVE_EVERY);
     let end = loop {
         tokio::select! {
@@ -164,4 +169,19 @@ async fn serve(options: Options, metrics: PrometheusHandle, runtime: tokio::runt
     tracing::info!("handing over");
     controller.resign().await;
     end
+}
+
+/// An operator who waits for a source to be read looks here.
+async fn say_if_blank(controller: Arc<Controller>) {
+    loop {
+        let Ok(status) = controller.status().await else { return };
+        match (status.compiler.loaded, status.compiler.blank) {
+            (true, false) => return,
+            (true, true) => {
+                tracing::warn!("{ADVICE}");
+                tokio::time::sleep(BLANK_SAID_EVERY).await;
+            }
+            (false, _) => tokio::time::sleep(ALIVE_EVERY).await,
+        }
+    }
 }

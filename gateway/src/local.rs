@@ -79,6 +79,7 @@ pub struct Local {
     refused: BTreeSet<String>,
     catalog: Option<u64>,
     registry: Option<u64>,
+    begun: bool,
 }
 
 impl Local {
@@ -131,6 +132,11 @@ impl Local {
         self.catalog.is_some() && self.registry.is_some()
     }
 
+    /// Somebody has written what controllers lead by, were it only that the bus is new.
+    pub fn is_begun(&self) -> bool {
+        self.begun
+    }
+
     /// The last sequence read of each stream.
     pub fn through(&self) -> (u64, u64) {
         (self.catalog.unwrap_or(0), self.registry.unwrap_or(0))
@@ -144,7 +150,12 @@ impl Local {
                 catalogue.templates.get(&name.id().parse().ok()?).map(|s| Document::Template(s.value.clone()))
             }
             CatalogKind::Token => self.tokens.get(name.id()).map(|token| token.document()),
-            CatalogKind::Change | CatalogKind::Confirm | CatalogKind::Host | CatalogKind::Source | CatalogKind::Term => None,
+            CatalogKind::Change
+            | CatalogKind::Confirm
+            | CatalogKind::Host
+            | CatalogKind::Installation
+            | CatalogKind::Source
+            | CatalogKind::Term => None,
         }
     }
 
@@ -155,6 +166,7 @@ impl Local {
             let gone: Vec<Name> = self.kept.keys().filter(|name| !there.contains(name)).cloned().collect();
             gone.iter().for_each(|name| self.remove(name));
             self.refused.clear();
+            self.begun = false;
         }
         let changes: Vec<Arc<Changed>> = changes_of(&versions).into_iter().map(Arc::new).collect();
         let ends = ends(&versions);
@@ -186,6 +198,7 @@ impl Local {
         if matches!(name.kind, CatalogKind::Change | CatalogKind::Term) {
             return;
         }
+        self.begun |= matches!(name.kind, CatalogKind::Group | CatalogKind::Template | CatalogKind::Installation);
         let document = match document {
             Ok(Some(document)) => document,
             Ok(None) => return self.remove(&name),

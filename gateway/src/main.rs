@@ -4,7 +4,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use groupcast_gateway::cli::context::Connection;
 use groupcast_gateway::cli::{
-    self, Failure, apply, bus, config, context, doctor, explain, get, host, plan, registrations, sources, token, wait,
+    self, Failure, apply, bus, config, context, doctor, explain, get, host, init, plan, registrations, sources, token, wait,
 };
 use groupcast_gateway::telemetry::{self, LogFormat, TelemetryOptions};
 use groupcast_gateway::{controller, demo, gateway, serve, transfer};
@@ -33,6 +33,12 @@ enum Command {
     Gateway(gateway::Options),
     /// Runs a gateway and a controller in one process.
     Serve(serve::ServeOptions),
+    /// Says that the bus is new and lost nothing, so that controllers lead before anything is written.
+    #[command(
+        after_help = "Needed once, where groups come from sources only: nobody leads a bus on which nothing was ever written, since it \
+                            may be one that lost its data."
+    )]
+    Init(init::Options),
     /// Runs everything on one machine: a private bus, a controller and a gateway, with credentials of its own.
     Up(serve::UpOptions),
     /// Says back what it is told: a workload of the demonstration.
@@ -136,6 +142,7 @@ fn run(Arguments { command, connection, log }: Arguments) -> cli::Result {
             Command::Controller(_) | Command::Serve(_) | Command::Echo { .. } => Ok(()),
             Command::Up(options) => demo::run(&options.data, options.demo).await,
             Command::Gateway(options) => Ok(gateway::run(options).await?),
+            Command::Init(options) => init::init(&connection, options).await,
             Command::Apply(options) => apply::apply(&connection, options).await,
             Command::Plan(options) => plan::plan(&connection, options).await,
             Command::Get(options) => get::get(&connection, options).await,

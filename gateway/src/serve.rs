@@ -12,6 +12,7 @@ use groupcast_bus_config::connect::{self, Identity};
 use groupcast_bus_config::credentials::Authority;
 use groupcast_bus_config::server::{Config, Server};
 use groupcast_bus_config::streams;
+use groupcast_control::begin;
 use groupcast_control::catalog::Catalog;
 use groupcast_control::change::{Change, Expected, Write};
 use groupcast_policy::ids::HostId;
@@ -106,6 +107,9 @@ pub struct UpOptions {
     /// Where everything is kept; made if it is not there.
     #[arg(long, env = "GROUPCAST_DATA", default_value = ".groupcast")]
     pub data: PathBuf,
+    /// Take `[[source]]` and `[registration]` from this configuration file; what else it says does not concern this command.
+    #[arg(long)]
+    config: Option<PathBuf>,
     #[command(flatten)]
     gateway: GatewayOptions,
     /// Port of the private bus on loopback; any that is free if not said.
@@ -138,6 +142,7 @@ fn credential(authority: &mut Authority, data: &Path, role: BusRole, name: &Host
 
 pub fn up(options: UpOptions) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
+    let config::File { registration, source, .. } = ConfigOption { config: options.config }.read()?;
     let data = std::path::absolute(&options.data)?;
     private_folder(&data)?;
     let name = HostId::new("local").map_err(|error| anyhow!("{error}"))?;
@@ -148,13 +153,15 @@ pub fn up(options: UpOptions) -> anyhow::Result<()> {
     if made_one || made_other || !authority_path.exists() {
         authority.save(&authority_path)?;
     }
+    // What was never there cannot have lost anything.
+    let is_new = !data.join("bus").exists() && !data.join("token").exists();
     let mut config = Config::plain().store_dir(data.join("bus")).with(authority.server_config("accounts")?);
     if let Some(port) = options.bus_port {
         config = config.client_port(port);
     }
     let server = Server::start_blocking(config)?;
     let token_file = data.join("token");
-    runtime.block_on(first_token(&server.url(), &name, &controller, &gateway, &token_file))?;
+    runtime.block_on(first_token(&server.url(), &name, &controller, &gateway, &token_file, is_new))?;
     let scheme = if options.gateway.certificate.is_some() { "https" } else { "http" };
     let bus = server.url();
     let told = move |address: SocketAddr| {
@@ -178,13 +185,22 @@ pub fn up(options: UpOptions) -> anyhow::Result<()> {
         },
         controller: ControllerOptions { listen: Some(free), ..ControllerOptions::default() },
         gateway: GatewayOptions { credentials: Some(gateway), host_signer: Some(signer), ..options.gateway },
+        registration,
+        sources: source,
         ..ServeOptions::default()
     };
     serve_and(options, told)
 }
 
 /// Makes an administrator's token if there is none that this folder knows. There is never a default one.
-async fn first_token(url: &str, name: &HostId, controller: &Path, gateway: &Path, token_file: &Path) -> anyhow::Result<()> {
+async fn first_token(
+    url: &str,
+    name: &HostId,
+    controller: &Path,
+    gateway: &Path,
+    token_file: &Path,
+    is_new: bool,
+) -> anyhow::Result<()> {
     let servers = [url.to_owned()];
     let as_controller =
         connect::Options::new(&servers, BusRole::Controller, name).identity(Identity::File(controller.to_owned()));
@@ -202,6 +218,9 @@ async fn first_token(url: &str, name: &HostId, controller: &Path, gateway: &Path
         key: None,
         writes: vec![Write::put(token.document(), Expected::Any)],
     };
-    Catalog::new(client).write(&change, None).await?;
+    Catalog::new(client.clone()).write(&change, None).await?;
+    if is_new {
+        begin::begin(&client, "groupcast up", SystemTime::now()).await?;
+    }
     secret::write(token_file, &text).with_context(|| format!("cannot write {}", token_file.display()))
 }

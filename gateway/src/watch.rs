@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use futures::Stream;
+use groupcast_control::begin::ADVICE;
 use groupcast_control::controller::Controller;
 use groupcast_control::progress::Progress;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -121,6 +122,7 @@ async fn status(Extract(state): Extract<State>) -> Result<Json<Value>, Problem> 
         "leading": status.compiler.leading,
         "publishing": status.compiler.publishing,
         "blank": status.compiler.blank,
+        "advice": (status.compiler.loaded && status.compiler.blank).then_some(ADVICE),
         "term": status.node.term,
         "lead": status.node.lead,
         "catalog": status.compiler.catalog,

@@ -132,7 +132,7 @@ impl Drop for Field {
 }
 
 /// Says back whatever comes, on every connection, until the process ends.
-fn answer(listener: std::net::TcpListener) {
+pub fn answer(listener: std::net::TcpListener) {
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             std::thread::spawn(move || {

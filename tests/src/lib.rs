@@ -5,6 +5,7 @@ pub mod chronicle;
 pub mod control;
 pub mod desk;
 pub mod enrolled;
+pub mod fake;
 pub mod field;
 pub mod fleet;
 pub mod gateway;

@@ -1,10 +1,8 @@
 //! Sources as they run: controllers as processes with `[[source]]` in their file, a pretended Cloud Controller as a process, gateways and
 //! hosts that ask.
 
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::StreamExt;
 use groupcast_bus_config::accounts::Role;
@@ -12,80 +10,14 @@ use groupcast_bus_config::subjects;
 use groupcast_messages::{Cut, HostRequest, HostRequestAnswer};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::topic::Topic;
-use groupcast_tests::control::{Host, Plane, binary, group, workload};
+use groupcast_tests::control::{Host, Plane, group, workload};
+use groupcast_tests::fake::Fake;
 use groupcast_tests::gateway::{Gateway, User, groupcast, scratch, token};
 use groupcast_tests::world::{DEADLINE, eventually};
 use groupcast_topics::reader;
-use serde_json::{Value, json};
+use serde_json::json;
 
 const LEASE: Duration = Duration::from_millis(600);
-
-/// The simulator of this very tree, built if it is not there. `GROUPCAST_SIM_BIN` names another.
-fn simulator() -> PathBuf {
-    if let Some(path) = std::env::var_os("GROUPCAST_SIM_BIN") {
-        return path.into();
-    }
-    let beside = binary().with_file_name("groupcast-sim");
-    let folder = beside.parent().and_then(|profile| profile.parent()).expect("the target folder");
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--package", "groupcast-simulator", "--bin", "groupcast-sim"]);
-    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).env("CARGO_TARGET_DIR", folder);
-    assert!(cargo.status().expect("cargo runs").success(), "the simulator cannot be built");
-    beside
-}
-
-/// A pretended Cloud Controller. Ends with its value.
-struct Cloud {
-    child: Child,
-    url: String,
-    http: reqwest::Client,
-    token: String,
-}
-
-impl Cloud {
-    async fn start() -> Self {
-        let mut child = Command::new(simulator())
-            .args(["fake", "cloud-controller"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        let output = child.stdout.take().expect("its output");
-        let line = BufReader::new(output).lines().next().expect("a line").expect("text");
-        let url = line.split_whitespace().next().expect("a URL").to_owned();
-        // The first test of a process installs it for all.
-        let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
-        let http = reqwest::Client::builder().no_proxy().timeout(DEADLINE).build().expect("a client");
-        let mut cloud = Self { child, url, http, token: String::new() };
-        let form = "grant_type=client_credentials&client_id=groupcast&client_secret=secret";
-        cloud.token = cloud.send("/oauth/token", form.to_owned()).await["access_token"].as_str().expect("a token").to_owned();
-        cloud
-    }
-
-    async fn send(&self, path: &str, body: String) -> Value {
-        let request = self.http.post(format!("{}{path}", self.url)).header("authorization", format!("bearer {}", self.token));
-        let text = request.body(body).send().await.expect("an answer").text().await.expect("text");
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
-    }
-
-    /// A group for a space; the id it has with us.
-    async fn create(&self, name: &str, space: &str) -> String {
-        let body = json!({
-            "name": name,
-            "rules": [{"protocol": "tcp", "destination": "192.0.2.0/24", "ports": "443"}],
-            "relationships": {"running_spaces": {"data": [{"guid": space}]}},
-        });
-        let created = self.send("/v3/security_groups", body.to_string()).await;
-        format!("cf-{}", created["guid"].as_str().expect("a guid"))
-    }
-}
-
-impl Drop for Cloud {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// A folder with what a controller is configured by. Ends with its value.
 struct Folder(PathBuf);
@@ -141,16 +73,16 @@ async fn reached(host: &Host, cut: Cut) {
     tokio::time::timeout(DEADLINE, there).await.expect("in time").expect("the reader lives");
 }
 
-/// The seed's race: a group is created and a workload started at once, while the source is polled once a minute.
+/// The seed's race: a group is created and a workload started at once, while the source is hardly ever polled by itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_starts_fresh_has_what_was_created_just_before() {
-    let (cloud, folder) = (Cloud::start().await, Folder::new());
-    let secret = folder.write("secret", "secret");
+    let (cloud, folder) = (Fake::cloud_controller().await, Folder::new());
+    let secret = cloud.secret();
     let config = folder.write(
         "groupcast.toml",
         &format!(
             "[[source]]\nid = \"cf\"\nkind = \"cloud-controller\"\nurl = \"{url}\"\ninternal_url = \"{url}\"\nuaa_url = \"{url}\"\n\
-             client_id = \"groupcast\"\nclient_secret_file = \"{secret}\"\npoll_interval = \"60s\"\n",
+             client_id = \"groupcast\"\nclient_secret_file = \"{secret}\"\npoll_interval = \"1h\"\nfull_sync_interval = \"2h\"\n",
             url = cloud.url
         ),
     );
@@ -169,16 +101,14 @@ async fn who_starts_fresh_has_what_was_created_just_before() {
     let host = plane.host("h1", reader::Settings::default(), Box::new(|_, _| true)).await;
     host.synced().await;
     fresh(&plane, &h1).await;
-    let begun = Instant::now();
     for round in 0..5 {
-        let group = cloud.create(&format!("group {round}"), "shop").await;
+        let group = cloud.space_group(&format!("group {round}"), "shop").await;
         let cut = fresh(&plane, &h1).await;
         reached(&host, cut).await;
         let rules = Topic::Rules(group.parse().expect("an id"));
         let documents = host.documents().await;
         assert!(documents.contains_key(&rules), "round {round}: {rules} is not among {:?}", documents.keys());
     }
-    assert!(begun.elapsed() < Duration::from_secs(50), "by then an ordinary poll may have brought it");
 }
 
 /// What operators see and do; whoever leads polls.

@@ -111,6 +111,7 @@ impl Document {
             CatalogKind::Change
             | CatalogKind::Confirm
             | CatalogKind::Host
+            | CatalogKind::Installation
             | CatalogKind::Source
             | CatalogKind::Term
             | CatalogKind::Token => Self::Other { name: name.clone(), body: open(payload).map_err(refused)? },

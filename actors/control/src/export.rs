@@ -86,6 +86,11 @@ fn line(out: &mut impl Write, line: &Line) -> Result<(), Error> {
     Ok(out.write_all(b"\n")?)
 }
 
+/// What is said about this very bus, and means nothing on another.
+const fn is_of_this_bus(kind: CatalogKind) -> bool {
+    matches!(kind, CatalogKind::Change | CatalogKind::Confirm | CatalogKind::Installation | CatalogKind::Term)
+}
+
 /// Writes everything that CATALOG and REGISTRY hold, but what was deleted.
 pub async fn export(client: Client, out: &mut impl Write) -> Result<Counts, Error> {
     let (catalog, registry) = (Log::catalog(client.clone()), Log::registry(client));
@@ -93,7 +98,7 @@ pub async fn export(client: Client, out: &mut impl Write) -> Result<Counts, Erro
     line(out, &Line::Export { version: EXPORT_VERSION, term: term(&catalog).await?.0 })?;
     for entry in catalog.all(subjects::CATALOG_ALL).await? {
         let Some(name) = Name::parse(&entry.subject) else { continue };
-        if entry.payload.is_empty() || matches!(name.kind, CatalogKind::Change | CatalogKind::Confirm | CatalogKind::Term) {
+        if entry.payload.is_empty() || is_of_this_bus(name.kind) {
             continue;
         }
         if let Err(refused) = Document::decode(&name, &entry.payload) {

@@ -13,11 +13,12 @@
 //! - [`names`]: the names of all metrics
 //!
 //! On the bus: [`log`], a stream read from its leader and written by compare-and-swap; [`catalog`] and [`registry`], the clients that
-//! write, held up by [`pressure`]; [`export`], everything as a file and back; [`actors`], one file each; [`controller`], all of them
+//! write, held up by [`pressure`]; [`begin`], the first word on a new bus; [`export`], everything as a file and back; [`actors`], one file each; [`controller`], all of them
 //! together, watched over by [`watchdog`].
 
 pub mod actors;
 pub mod assemble;
+pub mod begin;
 pub mod catalog;
 pub mod change;
 pub mod compiled;

@@ -32,6 +32,8 @@ pub enum Item {
         workload: Option<Arc<Workload>>,
     },
     Refused(Refused),
+    /// Somebody said that the bus is new: what is not there was never written.
+    Begun,
     /// Nothing that the policy depends on.
     Nothing,
 }
@@ -42,6 +44,9 @@ impl Item {
             let why = "its subject names no kind that this version knows, or no valid id".to_owned();
             return Self::Refused(Refused { name: shown(subject), why });
         };
+        if name.kind == CatalogKind::Installation {
+            return Self::Begun;
+        }
         if !matches!(name.kind, CatalogKind::Group | CatalogKind::Template) {
             return Self::Nothing;
         }
@@ -84,7 +89,7 @@ impl Item {
             Self::Template { id, .. } => Some(Name::template(id).to_string()),
             Self::Workload { network, id, .. } => Some(format!("workload {id} on network {network}")),
             Self::Refused(refused) => Some(refused.name.clone()),
-            Self::Nothing => None,
+            Self::Begun | Self::Nothing => None,
         }
     }
 }
@@ -192,7 +197,7 @@ impl Mirror {
             }
             Item::Template { id, template: None, .. } => self.templates.remove(&id).map(|_| Event::TemplateRemoved(id)),
             Item::Workload { network, id, revision, workload } => self.place(network, id, revision, workload),
-            Item::Refused(_) | Item::Nothing => None,
+            Item::Refused(_) | Item::Begun | Item::Nothing => None,
         }
     }
 

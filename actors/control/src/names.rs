@@ -35,6 +35,7 @@ pub const SOURCE_GROUPS: &str = "groupcast_source_groups";
 pub const SOURCE_WORKLOADS: &str = "groupcast_source_workloads";
 pub const SOURCE_MALFORMED: &str = "groupcast_source_malformed_items";
 pub const SOURCE_HELD_BACK: &str = "groupcast_source_held_back_deletions";
+pub const SOURCE_WITHHELD: &str = "groupcast_source_withheld_items";
 pub const REGISTRATIONS: &str = "groupcast_registrations_total";
 pub const REGISTRATIONS_ENDED: &str = "groupcast_registrations_ended_total";
 pub const REGISTER_SECONDS: &str = "groupcast_register_seconds";
@@ -89,6 +90,7 @@ const ALL: &[(&str, Kind, Unit, &str)] = &[
     (SOURCE_WORKLOADS, Gauge, Unit::Count, "Workloads that a source has placed"),
     (SOURCE_MALFORMED, Gauge, Unit::Count, "Items of a source that cannot be read; their last good version is in force"),
     (SOURCE_HELD_BACK, Gauge, Unit::Count, "Deletions of a source that are held back"),
+    (SOURCE_WITHHELD, Gauge, Unit::Count, "What a source says and is not done because of what others say"),
     (REGISTRATIONS, Counter, Unit::Count, "Registrations that were taken"),
     (REGISTRATIONS_ENDED, Counter, Unit::Count, "Registrations that ended, by cause"),
     (REGISTER_SECONDS, Histogram, Unit::Seconds, "Time to answer a host that registers"),

@@ -69,7 +69,7 @@ pub enum Fate {
 pub enum Elsewhere {
     /// A host speaks for itself only.
     Refuse,
-    /// A source knows where everything is.
+    /// A source knows where everything is that sources placed; what enrolled itself is not moved.
     Move,
 }
 

@@ -79,6 +79,8 @@ pub struct Status {
     pub server_version: String,
     /// Whether any controller listens: without one nothing is published.
     pub controller: bool,
+    /// Whether something was written by which controllers lead; see `/v1/init`.
+    pub begun: bool,
     /// Documents whose last version cannot be read; the one before it counts. Up to 100.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
@@ -102,6 +104,7 @@ pub async fn status(State(app): State<App>, _: Caller) -> Json<Status> {
         hosts: local.hosts().len(),
         server_version: app.client.server_info().version,
         controller,
+        begun: local.is_begun(),
         refused: local.refused().take(100).map(str::to_owned).collect(),
     })
 }

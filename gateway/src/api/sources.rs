@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use groupcast_control::begin::ADVICE;
 use groupcast_control::source::ask::{Ask, Told};
 use groupcast_control::source::service;
 use groupcast_control::source::status::Status;
@@ -60,6 +61,13 @@ pub struct ShownSource {
     pub malformed: usize,
     /// Up to 100 of them, and what is wrong.
     pub malformed_items: Vec<String>,
+    /// What it says and is not done because of what others say: deletions of groups that denies name, workloads whose address
+    /// somebody else holds.
+    #[serde(default)]
+    pub withheld: usize,
+    /// Up to 100 of them, and why.
+    #[serde(default)]
+    pub withheld_items: Vec<String>,
     pub polls: u64,
     pub full_syncs: u64,
     pub last_change: Option<u64>,
@@ -99,6 +107,8 @@ impl From<Status> for ShownSource {
             held_back: status.held.map(held),
             malformed: status.malformed,
             malformed_items: status.malformed_named,
+            withheld: status.withheld,
+            withheld_items: status.withheld_named,
             polls: status.polls,
             full_syncs: status.full_syncs,
             last_change: status.last_change,
@@ -106,7 +116,7 @@ impl From<Status> for ShownSource {
     }
 }
 
-/// A source that was read, and what it says written.
+/// A source that was read, and what it says compiled and published.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct PolledSource {
     pub format_version: String,
@@ -117,12 +127,13 @@ pub struct PolledSource {
 }
 
 async fn asked(app: &App, ask: Ask, within: Duration) -> Result<Told, Problem> {
-    service::ask(&app.client, &ask, within).await.map_err(Problem::unavailable)
+    let answer = service::ask(&app.client, &ask, within).await;
+    answer.map_err(|error| Problem::unavailable(if app.followed.local().is_begun() { error } else { ADVICE.to_owned() }))
 }
 
 async fn all(app: &App) -> Result<Vec<ShownSource>, Problem> {
     match asked(app, Ask::List, LOOK_TIMEOUT).await? {
-        Told::List { sources } => Ok(sources.into_iter().map(ShownSource::from).collect()),
+        Told::List { sources, .. } => Ok(sources.into_iter().map(ShownSource::from).collect()),
         _ => Err(Problem::unavailable("the controller that leads does not know sources: is it of this version?")),
     }
 }
@@ -154,7 +165,7 @@ fn unknown(id: &str) -> Problem {
     Problem::not_found(format!("source {id} is not configured: controllers read [[source]] in groupcast.toml"))
 }
 
-/// Reads all of a source now, whatever it says about changes; answered when what it says is written.
+/// Reads all of a source now, whatever it says about changes; answered when what it says is compiled and published.
 #[utoipa::path(post, path = "/v1/sources/{id}/poll", tag = "changes", security(("token" = [])), params(("id" = String, Path)),
     responses((status = 200, body = PolledSource), Writing))]
 pub async fn poll_source(State(app): State<App>, caller: Caller, Named(id): Named) -> Result<Json<PolledSource>, Problem> {

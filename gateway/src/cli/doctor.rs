@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use groupcast_bus_config::{connect, streams};
+use groupcast_control::begin::ADVICE;
 use groupcast_control::log::Log;
 
 use super::client::Call;
@@ -122,6 +123,9 @@ async fn gateway(connection: &Connection) -> Vec<Finding> {
                     bad("controller", "none listens: nothing is published", "start `groupcast controller`, better two of them")
                 }
             });
+            if !status.begun {
+                findings.push(bad("catalogue", "empty", ADVICE));
+            }
             for refused in &status.refused {
                 findings.push(bad(
                     "document",

@@ -17,7 +17,7 @@ const WAITS: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
-    /// Reads all of a source now; returns when what it says is written.
+    /// Reads all of a source now; returns when what it says is compiled and published.
     Poll(Options),
     /// Lets the deletions pass that were held back because they are most of what the source owns.
     Confirm(Options),
@@ -36,15 +36,15 @@ pub async fn run(connection: &Connection, command: Command) -> Result {
     };
     let call = Call::new(Method::POST, format!("/v1/sources/{}/{verb}", escaped(id))).waits(WAITS);
     let polled: PolledSource = connection.api()?.fetch(&call).await?;
-    output::say(&format!("source {} is read; CATALOG is written up to {}", polled.id, polled.catalog));
+    output::say(&format!("source {} is read; what it says is published (CATALOG up to {})", polled.id, polled.catalog));
     Ok(())
 }
 
 /// Narrow and further columns of `get sources`.
 pub fn head() -> (Vec<&'static str>, Vec<&'static str>) {
     (
-        vec!["id", "kind", "state", "lag", "groups", "workloads", "held back", "malformed", "last error"],
-        vec!["last success", "polls", "full syncs", "last change", "malformed items"],
+        vec!["id", "kind", "state", "lag", "groups", "workloads", "held back", "withheld", "malformed", "last error"],
+        vec!["last success", "polls", "full syncs", "last change", "malformed items", "withheld items"],
     )
 }
 
@@ -58,16 +58,21 @@ pub fn row(source: &Value) -> (Vec<String>, Vec<String>) {
         text(&source["groups"]),
         text(&source["workloads"]),
         text(&source["held_back"]["deletions"]),
+        text(&source["withheld"]),
         text(&source["malformed"]),
         text(&source["last_error"]["message"]),
     ];
-    let items = source["malformed_items"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let items = |field: &str| {
+        let items = source[field].as_array().map(Vec::as_slice).unwrap_or_default();
+        items.iter().map(text).collect::<Vec<_>>().join("; ")
+    };
     let more = vec![
         text(&source["last_success"]),
         text(&source["polls"]),
         text(&source["full_syncs"]),
         text(&source["last_change"]),
-        items.iter().map(text).collect::<Vec<_>>().join("; "),
+        items("malformed_items"),
+        items("withheld_items"),
     ];
     (narrow, more)
 }

@@ -1,5 +1,8 @@
 //! A Cloud Controller with many groups, read over TLS and written to a real bus: the first time, when nothing is new, and when one group
 //! is. The server is a process of its own, so that memory is the source's alone.
+//!
+//! Beside it runs a bare client over the same kind of connection: it asks for the same pages and the same times and throws away what
+//! comes. What the server needs to make them is in both.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -15,12 +18,15 @@ use groupcast_control::source::http::{Http, Settings};
 use groupcast_control::source::machine::{Answer, Effect, Event, Machine};
 use groupcast_control::source::poller::Poller;
 use groupcast_control::source::store::Store;
-use groupcast_control::source::transport::{Endpoint, Method, Request, Transport};
+use groupcast_control::source::transport::{Endpoint, Head, Method, Request, Transport};
 use groupcast_policy::ids::{HostId, SourceId};
 use serde_json::{Value, json};
 
 use super::compile::peak_rss_mb;
 use super::{Report, bus, say};
+
+/// As configured where nothing is said.
+const PAGE_SIZE: usize = 5_000;
 
 #[derive(Debug, Clone, Args)]
 pub struct Options {
@@ -73,17 +79,21 @@ impl Served {
         }))?)
     }
 
-    /// Gives the server an order.
-    async fn order(&self, order: &str, body: Value) -> anyhow::Result<Value> {
-        let url = self.url(0);
+    fn http(&self) -> anyhow::Result<Http> {
+        let identity = (self.folder.join("client.pem"), self.folder.join("client.key"));
         let http = Http::new(&Settings {
-            api: &url,
-            internal: &url,
-            login: &url,
+            api: &self.url(0),
+            internal: &self.url(1),
+            login: &self.url(0),
             ca_file: Some(&self.folder.join("ca.pem")),
-            identity: None,
+            identity: Some((&identity.0, &identity.1)),
             timeout: Duration::from_secs(30),
         });
+        http.map_err(anyhow::Error::msg)
+    }
+
+    /// Gives the server an order.
+    async fn order(&self, order: &str, body: Value) -> anyhow::Result<Value> {
         let request = Request {
             endpoint: Endpoint::Api,
             method: Method::Post,
@@ -92,8 +102,7 @@ impl Served {
             body: Some(("application/json", body.to_string())),
         };
         let read = |_, body: &mut dyn std::io::Read| serde_json::from_reader::<_, Value>(body);
-        let answer = http.map_err(anyhow::Error::msg)?.exchange(request, read).await.map_err(anyhow::Error::msg)?;
-        Ok(answer?)
+        Ok(self.http()?.exchange(request, read).await.map_err(anyhow::Error::msg)??)
     }
 }
 
@@ -102,6 +111,59 @@ impl Drop for Served {
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A client that asks and throws away what comes.
+struct Bare {
+    http: Http,
+    token: String,
+}
+
+impl Bare {
+    async fn new(served: &Served) -> anyhow::Result<Self> {
+        let http = served.http()?;
+        let form = "grant_type=client_credentials&client_id=groupcast&client_secret=secret".to_owned();
+        let request = Request {
+            endpoint: Endpoint::Login,
+            method: Method::Post,
+            path: "/oauth/token".to_owned(),
+            headers: Vec::new(),
+            body: Some(("application/x-www-form-urlencoded", form)),
+        };
+        let read = |_, body: &mut dyn std::io::Read| serde_json::from_reader::<_, Value>(body);
+        let answer = http.exchange(request, read).await.map_err(anyhow::Error::msg)??;
+        Ok(Self { http, token: answer["access_token"].as_str().context("a token")?.to_owned() })
+    }
+
+    /// Bytes of an answer.
+    async fn get(&self, endpoint: Endpoint, path: String) -> anyhow::Result<u64> {
+        let mut request = Request::get(endpoint, path);
+        request.headers.push(("authorization", format!("bearer {}", self.token)));
+        let read = |head: Head, body: &mut dyn std::io::Read| (head.status, std::io::copy(body, &mut std::io::sink()));
+        let (status, bytes) = self.http.exchange(request, read).await.map_err(anyhow::Error::msg)?;
+        ensure!(status == 200, "the server answers {status}");
+        Ok(bytes?)
+    }
+
+    async fn time(&self) -> anyhow::Result<f64> {
+        let begun = Instant::now();
+        self.get(Endpoint::Internal, "/internal/v4/asg_latest_update".to_owned()).await?;
+        Ok(begun.elapsed().as_secs_f64() * 1e3)
+    }
+
+    /// Milliseconds of all pages with the time after each, and their bytes.
+    async fn list(&self, groups: usize, page_size: usize) -> anyhow::Result<(f64, u64)> {
+        let (begun, mut bytes, mut seen, mut page) = (Instant::now(), 0, 0, 1);
+        self.time().await?;
+        while seen < groups {
+            let size = page_size + 1 - page;
+            bytes +=
+                self.get(Endpoint::Api, format!("/v3/security_groups?page={page}&per_page={size}&order_by=created_at")).await?;
+            self.time().await?;
+            (seen, page) = (page * size, page + 1);
+        }
+        Ok((begun.elapsed().as_secs_f64() * 1e3, bytes))
     }
 }
 
@@ -181,11 +243,17 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
     ensure!(status.groups == options.groups, "{} groups are written: {:?}", status.groups, status.last_error);
     let first_changes = polling.changes;
     let (mut noop, mut again, mut one) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut bare_noop, mut bare_list, mut listed_bytes) = (Vec::new(), Vec::new(), 0);
+    let bare = Bare::new(&served).await?;
+    bare.time().await?;
     served.order("calls", json!({})).await?;
     for _ in 0..options.rounds {
         noop.push(polling.poll(false).await?);
     }
     let calls = served.order("calls", json!({})).await?["calls"].as_f64().context("a number")?;
+    for _ in 0..options.rounds {
+        bare_noop.push(bare.time().await?);
+    }
     say("nothing is new, and everything is read all the same");
     for _ in 0..options.rounds.min(3) {
         again.push(polling.poll(true).await?);
@@ -196,9 +264,14 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         let before = polling.changes;
         one.push(polling.poll(false).await?);
         ensure!(polling.changes == before + 1, "one change");
+        // In turns, so that both meet the same machine.
+        let (ms, bytes) = bare.list(options.groups, PAGE_SIZE).await?;
+        bare_list.push(ms);
+        listed_bytes = bytes;
     }
     // Orders are calls too.
     let noop_requests = (calls / options.rounds as f64).round();
+    let (one, bare_list) = (median(one), median(bare_list));
     Ok(Report::new("source")
         .with("groups", options.groups)
         .with("rules", options.rules)
@@ -207,6 +280,10 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         .with("full_sync_unchanged_ms", median(again))
         .with("noop_poll_ms", median(noop))
         .with_goal("noop_requests", noop_requests as u64, 1.0)
-        .with("one_group_changed_ms", median(one))
+        .with("bare_noop_ms", median(bare_noop))
+        .with("one_group_changed_ms", one)
+        .with("bare_list_ms", bare_list)
+        .with("one_group_changed_ratio", one / bare_list)
+        .with("listed_mb", listed_bytes as f64 / 1e6)
         .with("rss_mb", peak_rss_mb()?))
 }

@@ -30,7 +30,8 @@ pub struct Group {
 }
 
 /// An edit, by the API of today or behind its back.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, serde::Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Edit {
     Create(String),
     Delete(String),
@@ -174,7 +175,7 @@ impl CloudController {
         }
     }
 
-    fn list(&self, call: &Call, null: bool) -> Reply {
+    fn list(&self, call: &Call, fault: Option<&Fault>) -> Reply {
         let number = |key: &str, default: usize, max: usize| match call.asked(key).map(str::parse::<usize>) {
             None => Some(default),
             Some(Ok(number)) if (1..=max).contains(&number) => Some(number),
@@ -185,6 +186,7 @@ impl CloudController {
             let detail = "The query parameter is invalid: Page must be a positive integer, Per page must be between 1 and 5000";
             return error(400, 10_005, "CF-BadQueryParameter", detail);
         };
+        let page = if fault == Some(&Fault::Repeat) { 1 } else { page };
         let listed = |key: &str| call.asked(key).map(|text| text.split(',').map(str::to_owned).collect::<Vec<_>>());
         let (names, guids) = (listed("names"), listed("guids"));
         let wanted = |group: &&Group| {
@@ -210,7 +212,7 @@ impl CloudController {
                     "next": if page < pages { link(page + 1) } else { Value::Null },
                     "previous": if page > 1 { link(page - 1) } else { Value::Null },
                 },
-                "resources": if null { Value::Null } else { Value::Array(resources) },
+                "resources": if fault == Some(&Fault::Null) { Value::Null } else { Value::Array(resources) },
             }),
         )
     }
@@ -377,7 +379,7 @@ impl CloudController {
                     return error(401, 1_000, "CF-InvalidAuthToken", "Invalid Auth Token");
                 }
                 match (call.method.as_str(), rest) {
-                    ("GET", []) => self.list(call, fault == Some(&Fault::Null)),
+                    ("GET", []) => self.list(call, fault),
                     ("GET", [guid]) => self.show(200, guid),
                     _ => self.write(call, rest),
                 }

@@ -5,6 +5,8 @@
 //! curl -d '{"path":"/v3/security_groups","fault":{"status":{"status":503}},"times":2}' localhost:PORT/_fake/fault
 //! curl -d '{"path":"/v3/security_groups","fault":"truncate"}'         localhost:PORT/_fake/fault
 //! curl -d '{"path":"group-7"}'                                      localhost:PORT/_fake/touch
+//! curl -d '{"edit":{"delete":"group-7"}}'                             localhost:PORT/_fake/edit
+//! curl -d '{"edit":{"delete_silently":"group-7"},"path":"/v3/security_groups","skip":1}' localhost:PORT/_fake/edit  # after page 2
 //! curl -d '{"seconds":3600}'                                          localhost:PORT/_fake/clock-back
 //! ```
 
@@ -55,6 +57,7 @@ struct Order {
     #[serde(default)]
     path: String,
     fault: Option<Fault>,
+    edit: Option<serde_json::Value>,
     #[serde(default)]
     skip: u32,
     times: Option<u32>,
@@ -66,6 +69,8 @@ struct Order {
 /// What orders do to a model.
 trait Obeys: Fake {
     fn upset(&mut self, order: &Order, fault: Fault);
+    /// Does it at once, or after such a call as the order names.
+    fn edit(&mut self, order: &Order, edit: serde_json::Value) -> Result<(), serde_json::Error>;
     fn fill(&mut self, groups: usize, rules: usize);
     fn clock_back(&mut self, by: Duration);
     /// Changes a group of this name.
@@ -77,6 +82,15 @@ trait Obeys: Fake {
 impl Obeys for CloudController {
     fn upset(&mut self, order: &Order, fault: Fault) {
         self.upsets.add(&order.path, order.skip, order.times.unwrap_or(1), What::Fault(fault));
+    }
+
+    fn edit(&mut self, order: &Order, edit: serde_json::Value) -> Result<(), serde_json::Error> {
+        let edit = serde_json::from_value(edit)?;
+        match order.path.as_str() {
+            "" => self.apply(&edit),
+            path => self.upsets.add(path, order.skip, order.times.unwrap_or(1), What::Then(edit)),
+        }
+        Ok(())
     }
 
     fn fill(&mut self, groups: usize, rules: usize) {
@@ -99,6 +113,15 @@ impl Obeys for CloudController {
 impl Obeys for Neutron {
     fn upset(&mut self, order: &Order, fault: Fault) {
         self.upsets.add(&order.path, order.skip, order.times.unwrap_or(1), What::Fault(fault));
+    }
+
+    fn edit(&mut self, order: &Order, edit: serde_json::Value) -> Result<(), serde_json::Error> {
+        let edit = serde_json::from_value(edit)?;
+        match order.path.as_str() {
+            "" => self.apply(&edit),
+            path => self.upsets.add(path, order.skip, order.times.unwrap_or(1), What::Then(edit)),
+        }
+        Ok(())
     }
 
     fn fill(&mut self, groups: usize, rules: usize) {
@@ -135,15 +158,19 @@ impl<F: Obeys> Fake for Ordered<F> {
                 None => {
                     return Reply::json(
                         400,
-                        &json!({"error": "no fault: write \"hang\", \"truncate\", \"null\", \"revoke\", {\"status\":{\"status\":503}} or {\"body\":\"…\"}"}),
+                        &json!({"error": "no fault: write \"hang\", \"truncate\", \"null\", \"revoke\", \"repeat\", {\"status\":{\"status\":503}} or {\"body\":\"…\"}"}),
                     );
                 }
+            },
+            "edit" => match self.0.edit(&parsed, parsed.edit.clone().unwrap_or_default()) {
+                Ok(()) => {}
+                Err(error) => return Reply::json(400, &json!({"error": error.to_string()})),
             },
             "fill" => self.0.fill(parsed.groups.unwrap_or(1), parsed.rules.unwrap_or(1)),
             "touch" => self.0.touch(&parsed.path),
             "calls" => return Reply::json(200, &json!({"calls": self.0.calls()})),
             "clock-back" => self.0.clock_back(Duration::from_secs(parsed.seconds.unwrap_or(3_600))),
-            _ => return Reply::json(404, &json!({"error": "orders are fault, fill, touch, calls and clock-back"})),
+            _ => return Reply::json(404, &json!({"error": "orders are fault, edit, fill, touch, calls and clock-back"})),
         }
         Reply::json(200, &json!({}))
     }

@@ -124,6 +124,8 @@ pub enum Fault {
     Null,
     /// All tokens end before the call is looked at.
     Revoke,
+    /// Where a listing is to go on is not heeded: it begins again.
+    Repeat,
 }
 
 /// Something that happens when calls of a kind come.

@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 use super::{Call, Calls, Fake, Fault, Reply, Tokens, Upsets, uuid};
 use crate::random::Random;
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, serde::Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Edit {
     CreateGroup(String),
     DeleteGroup(String),
@@ -188,7 +189,12 @@ impl Neutron {
         shown
     }
 
-    fn list(&self, call: &Call, (path, collection, _): (&'static str, &'static str, &'static str), null: bool) -> Reply {
+    fn list(
+        &self,
+        call: &Call,
+        (path, collection, _): (&'static str, &'static str, &'static str),
+        fault: Option<&Fault>,
+    ) -> Reply {
         let all =
             |key: &str| -> Vec<&str> { call.query.iter().filter(|(known, _)| known == key).map(|(_, v)| v.as_str()).collect() };
         let (ids, names, fields) = (all("id"), all("name"), all("fields"));
@@ -199,7 +205,7 @@ impl Neutron {
             is(&ids, "id") && is(&names, "name")
         };
         // An unknown marker answers the first page again.
-        let marker = call.asked("marker").filter(|marker| list.contains_key(*marker));
+        let marker = call.asked("marker").filter(|marker| list.contains_key(*marker) && fault != Some(&Fault::Repeat));
         let after = list.iter().filter(|(id, _)| marker.is_none_or(|marker| id.as_str() > marker)).map(|(_, object)| object);
         let page: Vec<&Value> = after.filter(wanted).take(limit.unwrap_or(usize::MAX)).collect();
         let mut links = Vec::new();
@@ -224,7 +230,7 @@ impl Neutron {
                 object => object,
             })
             .collect();
-        let mut body = json!({ collection: if null { Value::Null } else { Value::Array(items) } });
+        let mut body = json!({ collection: if fault == Some(&Fault::Null) { Value::Null } else { Value::Array(items) } });
         if !links.is_empty() {
             body[format!("{collection}_links")] = Value::Array(links);
         }
@@ -334,7 +340,7 @@ impl Neutron {
             (method, ["v2.0", name, rest @ ..]) => {
                 let Some(list) = LISTS.into_iter().find(|(path, ..)| path == name) else { return not_found(name) };
                 match (method, rest) {
-                    ("GET", []) => self.list(call, list, fault == Some(&Fault::Null)),
+                    ("GET", []) => self.list(call, list, fault),
                     ("GET", [id]) => match self.objects[&list.0].get(*id) {
                         Some(object) => Reply::json(200, &json!({ list.2: self.shown(list.0, object) })),
                         None => not_found(id),

@@ -23,7 +23,7 @@ const REQUEST_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Spoils an answer.
 pub fn upset(reply: Reply, fault: Option<&Fault>) -> Reply {
     match fault {
-        None | Some(Fault::Null | Fault::Revoke) => reply,
+        None | Some(Fault::Null | Fault::Revoke | Fault::Repeat) => reply,
         Some(Fault::Status { status, retry_after }) => {
             let reply = Reply { status: *status, body: b"{\"error\":\"on demand\"}".to_vec(), ..Reply::default() };
             retry_after.map_or(reply.clone(), |seconds| reply.with("retry-after", seconds))

@@ -15,7 +15,7 @@ use crate::rig::{Cloud, poller};
 const LIST: &str = "/v3/security_groups";
 const TIME: &str = "/internal/v4/asg_latest_update";
 
-async fn with(names: &[&str], page_size: usize) -> Cloud {
+pub async fn with(names: &[&str], page_size: usize) -> Cloud {
     let mut cloud = Cloud::start(page_size).await;
     names.iter().for_each(|name| drop(cloud.shared.lock().create(name)));
     cloud.rig.lead().await;
@@ -91,6 +91,9 @@ async fn a3_a_deletion_between_pages_begins_the_listing_again() {
 #[tokio::test]
 async fn a3_twenty_thousand_groups_in_pages_of_five_thousand() {
     let mut cloud = Cloud::start(5_000).await;
+    // A page that a busy machine makes in more than the usual two seconds would be asked for twice.
+    cloud.config["timeout"] = json!("60s");
+    cloud.rig.poller = poller(&cloud.config);
     cloud.shared.lock().fill(20_000, 1);
     cloud.shared.lock().upsets.add(LIST, 1, 1, What::Then(Edit::DeleteSilently("group-17".into())));
     cloud.rig.lead().await;
@@ -175,6 +178,7 @@ async fn a5_a_page_that_fails_is_asked_for_again_and_null_is_no_end() {
         Fault::Truncate,
         Fault::Null,
         Fault::Hang,
+        Fault::Repeat,
         Fault::Body("{}".into()),
     ] {
         cloud.shared.lock().create("more");
@@ -185,7 +189,7 @@ async fn a5_a_page_that_fails_is_asked_for_again_and_null_is_no_end() {
         cloud.expect_equal();
     }
     // For good: what was known stays.
-    for fault in [Fault::Status { status: 500, retry_after: None }, Fault::Truncate, Fault::Null] {
+    for fault in [Fault::Status { status: 500, retry_after: None }, Fault::Truncate, Fault::Null, Fault::Repeat] {
         cloud.shared.lock().create("more");
         cloud.shared.lock().delete("more");
         cloud.shared.lock().upsets.add(LIST, 1, 1_000, What::Fault(fault.clone()));
@@ -440,18 +444,4 @@ async fn a13_a_group_without_rules_is_still_there() {
     cloud.shared.lock().edit("a", |group| group.rules = json!([]));
     cloud.rig.interval().await;
     assert!(cloud.rig.named("a").rules.is_empty());
-}
-
-#[tokio::test]
-async fn what_the_gateway_owns_is_not_taken() {
-    let mut cloud = Cloud::start(50).await;
-    let guid = cloud.shared.lock().create("taken");
-    cloud.shared.lock().create("free");
-    let id: groupcast_policy::ids::GroupId = format!("cf-{guid}").parse().expect("an id");
-    let theirs = groupcast_policy::model::Group::new(id.clone());
-    cloud.rig.streams.groups.insert(id.clone(), (5, std::sync::Arc::new(theirs.clone())));
-    cloud.rig.lead().await;
-    assert_eq!(*cloud.rig.streams.groups[&id].1, theirs);
-    assert!(cloud.rig.names().contains("free"));
-    assert!(cloud.rig.status().malformed_named[0].contains("belongs to somebody else"));
 }

@@ -5,5 +5,6 @@ mod clients;
 mod cloud_controller;
 mod directory;
 mod neutron;
+mod others;
 mod rig;
 mod schedules;

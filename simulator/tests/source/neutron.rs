@@ -149,6 +149,19 @@ async fn a_full_last_page_is_the_end_and_a_marker_that_is_gone_begins_the_scan_a
     stack.rig.interval().await;
     assert_eq!((stack.rig.error(), stack.rig.names().len()), (String::new(), 7));
     assert!(!stack.rig.names().contains(&marker));
+    // A server that heeds no marker, once and for good.
+    for (times, error) in [(1, ""), (1_000, "scans of /v2.0/security-groups were overtaken by deletions")] {
+        stack.shared.lock().upsets.add("/v2.0/security-groups", 1, times, What::Fault(Fault::Repeat));
+        stack.rig.interval().await;
+        assert_eq!(
+            (stack.rig.error().contains(error), stack.rig.error().is_empty()),
+            (true, error.is_empty()),
+            "{}",
+            stack.rig.error()
+        );
+        assert_eq!(stack.rig.names().len(), 7);
+        stack.shared.lock().upsets.clear();
+    }
 }
 
 #[tokio::test]

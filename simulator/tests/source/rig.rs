@@ -9,13 +9,14 @@ use std::time::Duration;
 use groupcast_control::change::{Body, Expected};
 use groupcast_control::document::Document;
 use groupcast_control::source::config::{Intervals, Source};
-use groupcast_control::source::diff::Owned;
 use groupcast_control::source::machine::{Answer, Effect, Event, Machine, NotWritten, Plan, Written};
+use groupcast_control::source::owned::Owned;
 use groupcast_control::source::poller::Poller;
 use groupcast_control::source::status::Status;
 use groupcast_control::source::{Failed, Polled};
 use groupcast_policy::ids::{GroupId, WorkloadId};
-use groupcast_policy::model::{Group, Workload};
+use groupcast_policy::model::{Group, GroupRule, Owner, Workload};
+use groupcast_policy::text::parse_rule;
 use groupcast_simulator::fake::serve::{Server, Shared};
 use groupcast_simulator::fake::tls::Authority;
 use groupcast_simulator::fake::{CloudController, Fake, Neutron};
@@ -69,6 +70,23 @@ pub struct Streams {
 }
 
 impl Streams {
+    /// A gateway's group that denies these groups.
+    pub fn deny(&mut self, named: &[GroupId]) {
+        let rule = |id: &GroupId| GroupRule {
+            rule: parse_rule(&format!("deny ingress any from group:{id}")).expect("a rule"),
+            description: String::new(),
+        };
+        let mut closed = Group::new("closed".parse().expect("an id"));
+        closed.rules = named.iter().map(rule).collect();
+        self.sequence += 1;
+        self.groups.insert(closed.id.clone(), (self.sequence, Arc::new(closed)));
+    }
+
+    /// What belongs to sources.
+    pub fn owned(&self) -> impl Iterator<Item = &Arc<Group>> {
+        self.groups.values().map(|(_, group)| group).filter(|group| group.owner != Owner::Gateway)
+    }
+
     fn load(&self, source: &groupcast_policy::ids::SourceId) -> Owned {
         let mut owned = Owned { catalog: self.sequence, registry: self.sequence, ..Owned::default() };
         for (id, (revision, group)) in &self.groups {
@@ -202,9 +220,9 @@ impl<P: Polls> Rig<P> {
         self.status().last_error.map(|error| error.message).unwrap_or_default()
     }
 
-    /// Names of the groups in CATALOG.
+    /// Names of the groups in CATALOG that sources own.
     pub fn names(&self) -> BTreeSet<String> {
-        self.streams.groups.values().map(|(_, group)| group.name.clone()).collect()
+        self.streams.owned().map(|group| group.name.clone()).collect()
     }
 
     pub fn named(&self, name: &str) -> &Group {

@@ -172,6 +172,7 @@ impl SourceActor {
         gauge(names::SOURCE_GROUPS, status.groups as f64);
         gauge(names::SOURCE_WORKLOADS, status.workloads as f64);
         gauge(names::SOURCE_MALFORMED, status.malformed as f64);
+        gauge(names::SOURCE_WITHHELD, status.withheld as f64);
         gauge(names::SOURCE_HELD_BACK, status.held.as_ref().map_or(0.0, |held| held.deletions as f64));
     }
 

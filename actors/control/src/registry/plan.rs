@@ -218,7 +218,7 @@ impl Plan {
                 Some(held) if held.host == *wanted.host && boot == self.boot_of(network, id) => held.incarnation,
                 // The machine was started anew since: the same workload in another life.
                 Some(held) if held.host == *wanted.host => held.incarnation + u64::from(boot.is_some()),
-                Some(held) if elsewhere == Elsewhere::Refuse => {
+                Some(held) if elsewhere == Elsewhere::Refuse || self.boot_of(network, id).is_some() => {
                     let (workload, network, host) = (id.clone(), network.clone(), held.host.clone());
                     return Err(Error::AliveElsewhere { workload, network, host });
                 }
@@ -226,7 +226,7 @@ impl Plan {
                 None => self.last_incarnation(network, id) + 1,
             };
             for address in addresses(workload) {
-                self.take_address(network, address, workload, elsewhere)?;
+                self.take_address(network, address, workload, elsewhere).await?;
             }
             for old in held.iter().flat_map(addresses).filter(|old| !wanted.claims.contains_key(&(network.clone(), *old))) {
                 self.release(network, old, id).await?;
@@ -280,14 +280,28 @@ impl Plan {
         Ok(())
     }
 
-    fn take_address(&mut self, network: &NetworkId, address: IpAddr, by: &Workload, elsewhere: Elsewhere) -> Result<(), Error> {
+    /// A source takes an address from what sources placed, never from a workload that enrolled itself: whoever was first has it.
+    async fn take_address(
+        &mut self,
+        network: &NetworkId,
+        address: IpAddr,
+        by: &Workload,
+        elsewhere: Elsewhere,
+    ) -> Result<(), Error> {
         let key = RegistryKey::Address(network.clone(), address);
         let is_released = self.writes.get(&key).is_some_and(|pending| pending.payload.is_empty());
         let held = self.claim(network, address).filter(|claim| claim.workload != by.id.as_str() && !is_released);
-        if let Some(Claim { workload, host }) = held
-            && elsewhere == Elsewhere::Refuse
-        {
-            return Err(Error::AddressHeld { address, network: network.clone(), workload, host });
+        if let Some(Claim { workload, host }) = held {
+            let is_enrolled = match workload.parse::<WorkloadId>() {
+                Ok(id) if elsewhere == Elsewhere::Move => {
+                    self.look_up([RegistryKey::Workload(network.clone(), id.clone())]).await?;
+                    self.boot_of(network, &id).is_some()
+                }
+                _ => false,
+            };
+            if elsewhere == Elsewhere::Refuse || is_enrolled {
+                return Err(Error::AddressHeld { address, network: network.clone(), workload, host });
+            }
         }
         let claim = Claim { workload: by.id.to_string(), host: by.host.to_string() };
         self.put(key, encode_record(&claim));

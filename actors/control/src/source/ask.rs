@@ -8,7 +8,7 @@ use super::status::Status;
 #[serde(tag = "ask", rename_all = "snake_case")]
 pub enum Ask {
     List,
-    /// Reads all of this source now; answered when what it says is written.
+    /// Reads all of this source now; answered when what it says is compiled and published.
     Poll {
         id: String,
     },
@@ -25,6 +25,9 @@ pub enum Ask {
 pub enum Told {
     List {
         sources: Vec<Status>,
+        /// The term of whoever answers.
+        #[serde(default)]
+        term: u64,
     },
     /// Written: topics that reflect these sequences of CATALOG and REGISTRY have it.
     Done {

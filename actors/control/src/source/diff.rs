@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use groupcast_policy::ids::{GroupId, HostId, NetworkId, SourceId, WorkloadId};
-use groupcast_policy::model::{Group, Owner, Workload};
+use groupcast_policy::ids::{GroupId, HostId, NetworkId, WorkloadId};
+use groupcast_policy::model::{Group, Workload};
 use groupcast_policy::rule::Remote;
 use groupcast_policy::topic::Topic;
 use groupcast_policy::written::{Format, Write as _};
 use groupcast_topics::BATCH_MESSAGES_MAX;
 
+use super::owned::{Naming, Owned, denials};
 use super::{Observation, Problems};
 use crate::change::{CHANGE_BYTES_MAX, CHANGE_DOCUMENTS_MAX, Expected, Write};
 use crate::document::{DOCUMENT_BYTES_MAX, Document, Name};
@@ -18,60 +19,18 @@ use crate::document::{DOCUMENT_BYTES_MAX, Document, Name};
 /// Room for the frame of a document and the workload's own additions.
 const FRAME_BYTES: usize = 256;
 
-/// What is known of what the source owns, and of what it must leave alone.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Owned {
-    /// With the revision that is in CATALOG; `None` where that cannot be read.
-    pub groups: BTreeMap<GroupId, (u64, Option<Arc<Group>>)>,
-    pub workloads: BTreeMap<WorkloadId, Arc<Workload>>,
-    /// Ids of the source's kind that belong to somebody else.
-    pub foreign: BTreeSet<GroupId>,
-    /// Hosts there are: each may get a message of its own in a large batch.
-    pub hosts: usize,
-    /// How far the streams had been written when this was read, or what the source wrote since.
-    pub catalog: u64,
-    pub registry: u64,
-}
-
-impl Owned {
-    /// Sorts in what lies in CATALOG under a group's id; a document that cannot be read counts by its id alone.
-    pub fn take_group(&mut self, source: &SourceId, id: &GroupId, revision: u64, group: Option<Arc<Group>>) {
-        let ours = is_of(source, id.as_str());
-        match group {
-            Some(group) if group.owner == Owner::Source(source.clone()) => {
-                self.groups.insert(id.clone(), (revision, Some(group)));
-            }
-            Some(_) if ours => {
-                self.foreign.insert(id.clone());
-            }
-            None if ours => {
-                self.groups.insert(id.clone(), (revision, None));
-            }
-            _ => {}
-        }
-    }
-
-    /// Sorts in a workload. What registered itself has a template, what a source placed has none.
-    pub fn take_workload(&mut self, source: &SourceId, workload: Arc<Workload>) {
-        if is_of(source, workload.id.as_str()) && workload.template.is_none() {
-            self.workloads.insert(workload.id.clone(), workload);
-        }
-    }
-}
-
-/// What a source owns begins with its id.
-pub fn is_of(source: &SourceId, id: &str) -> bool {
-    id.strip_prefix(source.as_str()).is_some_and(|rest| rest.starts_with('-'))
-}
-
 /// What has to be written.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Difference {
     pub puts: Vec<(Arc<Group>, Expected)>,
     pub deletes: Vec<(GroupId, u64)>,
+    /// Groups that are gone there and stay here without rules, because denies name them; these are among the puts.
+    pub emptied: BTreeSet<GroupId>,
     pub register: BTreeMap<HostId, Vec<Workload>>,
     pub remove: BTreeMap<HostId, Vec<(NetworkId, WorkloadId)>>,
     pub problems: Problems,
+    /// What the source says that is not done, and why.
+    pub withheld: Problems,
 }
 
 impl Difference {
@@ -79,9 +38,9 @@ impl Difference {
         self.puts.is_empty() && self.deletes.is_empty() && self.register.is_empty() && self.remove.is_empty()
     }
 
-    /// Names of everything that would be gone.
+    /// Names of everything that would be gone, or would allow nothing any more.
     pub fn deletions(&self) -> BTreeSet<String> {
-        self.deletes.iter().map(|(id, _)| id.to_string()).collect()
+        self.deletes.iter().map(|(id, _)| id).chain(&self.emptied).map(GroupId::to_string).collect()
     }
 
     /// Workloads that would be gone, not those that move.
@@ -95,7 +54,7 @@ pub fn diff(owned: &Owned, observed: &Observation) -> Difference {
     let mut difference = Difference::default();
     for (id, group) in &observed.groups {
         let held = owned.groups.get(id);
-        if held.is_some_and(|(_, held)| held.as_ref() == Some(group)) {
+        if held.is_some_and(|(_, held)| held.as_ref().is_some_and(|held| Arc::ptr_eq(held, group) || held == group)) {
             continue;
         }
         if owned.foreign.contains(id) {
@@ -126,14 +85,39 @@ pub fn diff(owned: &Owned, observed: &Observation) -> Difference {
         // What cannot be read may be any of them.
         return difference;
     }
-    let gone = |id: &&GroupId| !observed.groups.contains_key(*id) && !observed.kept_groups.contains(*id);
-    difference.deletes = owned.groups.keys().filter(gone).map(|id| (id.clone(), owned.groups[id].0)).collect();
+    delete(&mut difference, owned, observed);
     for (id, held) in &owned.workloads {
         if !observed.workloads.contains_key(id) && !observed.kept_workloads.contains(id) {
             difference.remove.entry(held.host.clone()).or_default().push((held.network.clone(), id.clone()));
         }
     }
     difference
+}
+
+/// What is gone is deleted, unless a deny names it: over a group that is not there a deny denies everybody. Such a group stays for its
+/// members' sake and loses its rules, so that nothing it allowed is allowed any longer.
+fn delete(difference: &mut Difference, owned: &Owned, observed: &Observation) {
+    let is_gone = |id: &GroupId| !observed.groups.contains_key(id) && !observed.kept_groups.contains(id);
+    let gone: Vec<_> = owned.groups.iter().filter(|(id, _)| is_gone(id)).collect();
+    if gone.is_empty() {
+        return;
+    }
+    // The denies there will be: of others, and our own that stay.
+    let kept = observed.kept_groups.iter().filter_map(|id| owned.groups.get(id)?.1.as_ref());
+    let own: BTreeMap<GroupId, Naming> = observed.groups.values().chain(kept).flat_map(|group| denials(group)).collect();
+    for (id, (revision, group)) in gone {
+        let Some(Naming { group: by, rule }) = owned.denied.get(id).or_else(|| own.get(id)) else {
+            difference.deletes.push((id.clone(), *revision));
+            continue;
+        };
+        let words = "its rules are gone, its members stay until that rule is removed";
+        difference.withheld.add(format!("group {id} is not deleted: deny rules[{rule}] of group {by} names it; {words}"));
+        if let Some(group) = group.as_ref().filter(|group| !group.rules.is_empty()) {
+            let emptied = Group { rules: Vec::new(), ..(**group).clone() };
+            difference.puts.push((Arc::new(emptied), Expected::Revision(*revision)));
+            difference.emptied.insert(id.clone());
+        }
+    }
 }
 
 /// The writes to CATALOG: one change, as long as it can be written and published as one; else in parts, what is added before what is
@@ -207,7 +191,8 @@ impl<'a> Parts<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use groupcast_policy::model::{Binding, Target};
+    use groupcast_policy::ids::SourceId;
+    use groupcast_policy::model::{Binding, GroupRule, Owner, Target};
 
     fn source() -> SourceId {
         "cf".parse().unwrap()
@@ -268,14 +253,65 @@ mod tests {
         assert_eq!(again.puts[0].1, Expected::Revision(12));
     }
 
+    fn ruled(id: &str, owner: Owner, lines: &[&str]) -> Arc<Group> {
+        let mut group = Group::new(id.parse().unwrap());
+        let rule =
+            |line: &&str| GroupRule { rule: groupcast_policy::text::parse_rule(line).unwrap(), description: String::new() };
+        (group.owner, group.rules) = (owner, lines.iter().map(rule).collect());
+        group.bindings.push(Binding { target: Target::Global, phases: groupcast_policy::doc::Phases::BOTH });
+        Arc::new(group)
+    }
+
+    #[test]
+    fn a_group_that_a_deny_names_stays_without_rules_and_the_others_go() {
+        let ours = || Owner::Source(source());
+        let (named, free) =
+            (ruled("cf-named", ours(), &["egress tcp 443 to any"]), ruled("cf-free", ours(), &["egress tcp 80 to any"]));
+        let mut known = owned(&[named.clone(), free]);
+        let deny = ruled("closed", Owner::Gateway, &["ingress tcp 1 from any", "deny ingress any from group:cf-named"]);
+        known.take_group(&source(), &deny.id.clone(), 9, Some(deny));
+        let d = diff(&known, &Observation::default());
+        assert_eq!(shape(&d), (vec!["cf-named"], vec!["cf-free"]));
+        let (left, expected) = &d.puts[0];
+        assert!(left.rules.is_empty() && left.bindings == named.bindings, "its members stay, what it allowed does not");
+        assert_eq!((*expected, d.withheld.count, d.deletions().len()), (Expected::Revision(1), 1, 2));
+        assert!(
+            d.withheld.named[0].contains("cf-named is not deleted: deny rules[1] of group closed names it"),
+            "{:?}",
+            d.withheld
+        );
+        // Said and done: nothing is left to write, and it stays named.
+        let mut known = owned(std::slice::from_ref(left));
+        known.denied = BTreeMap::from([(left.id.clone(), Naming { group: "closed".parse().unwrap(), rule: 1 })]);
+        let again = diff(&known, &Observation::default());
+        assert!(again.is_empty() && again.withheld.count == 1 && again.deletions().is_empty());
+        // It comes back, or the deny goes.
+        assert_eq!(shape(&diff(&known, &observed(&[named]))), (vec!["cf-named"], vec![]));
+        known.denied.clear();
+        assert_eq!(shape(&diff(&known, &Observation::default())), (vec![], vec!["cf-named"]));
+    }
+
+    #[test]
+    fn a_sources_own_denies_count_by_what_it_says_now() {
+        let own = |id: &str, lines: &[&str]| ruled(id, Owner::Source(source()), lines);
+        let (target, deny) = (own("cf-target", &[]), own("cf-deny", &["deny egress any to group:cf-target"]));
+        let known = owned(&[target, deny.clone()]);
+        // The deny stays, also when nobody can read its newest version.
+        assert_eq!(shape(&diff(&known, &observed(std::slice::from_ref(&deny)))), (vec![], vec![]));
+        let mut unreadable = Observation::default();
+        unreadable.kept_groups.insert(deny.id.clone());
+        assert_eq!(diff(&known, &unreadable).withheld.count, 1);
+        // It goes with the group, or no longer names it.
+        assert_eq!(shape(&diff(&known, &Observation::default())), (vec![], vec!["cf-deny", "cf-target"]));
+        assert_eq!(shape(&diff(&known, &observed(&[own("cf-deny", &[])]))), (vec!["cf-deny"], vec!["cf-target"]));
+    }
+
     #[test]
     fn a_group_that_no_message_can_hold_is_named_and_spoils_only_itself() {
         let mut large = Group::clone(&group("cf-large", "x"));
         large.owner = Owner::Source(source());
         let rule = groupcast_policy::text::parse_rule("egress tcp 443 to 10.0.0.1").unwrap();
-        large.rules = (0..10_000)
-            .map(|_| groupcast_policy::model::GroupRule { rule: rule.clone(), description: "d".repeat(200) })
-            .collect();
+        large.rules = (0..10_000).map(|_| GroupRule { rule: rule.clone(), description: "d".repeat(200) }).collect();
         let d = diff(&Owned::default(), &observed(&[Arc::new(large), group("cf-small", "s")]));
         assert_eq!((shape(&d).0, d.problems.count), (vec!["cf-small"], 1));
     }

@@ -14,7 +14,7 @@ use groupcast_policy::ids::{GroupId, SourceId};
 use groupcast_policy::model::{Group, Owner};
 use groupcast_policy::written::{self, Format, Node, Problem};
 
-use super::diff::is_of;
+use super::owned::is_of;
 use super::{Failed, Observation, Polled};
 
 /// Files of one folder.

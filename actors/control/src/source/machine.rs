@@ -1,19 +1,17 @@
 //! One source as a state machine: whether this controller leads, the time, and what came of polls and writes go in; what to load, poll
 //! and write, whom to answer and when to look again come out.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use groupcast_policy::ids::{GroupId, SourceId, WorkloadId};
-use groupcast_policy::model::Workload;
+use groupcast_policy::ids::SourceId;
 
 use super::config::Intervals;
-use super::diff::{Difference, Owned, changes, diff};
+use super::diff::{changes, diff};
 use super::guard::{self, Held, Verdict};
+use super::owned::Owned;
 use super::status::{LastError, Outcome, Status};
+pub use super::step::{Answer, Effect, Event, NotWritten, Plan, Written};
 use super::{Failed, Observation, Polled, Problems};
-use crate::change::Write;
 
 /// Those who may wait for one poll.
 pub const ASKS_MAX: usize = 1_024;
@@ -27,83 +25,6 @@ pub const BACKOFF_MAX: Duration = Duration::from_secs(300);
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
 /// What could not be read or written on the bus is tried again after this.
 pub const BUS_PAUSE: Duration = Duration::from_secs(1);
-
-#[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    Leading(bool),
-    Tick,
-    /// Somebody wants a poll that begins after now; a full one does not trust the source's word that nothing has changed.
-    PollNow {
-        ask: u64,
-        full: bool,
-    },
-    /// An operator says that what was held back is meant.
-    Confirm {
-        ask: u64,
-    },
-    Loaded {
-        run: u64,
-        result: Result<Box<Owned>, String>,
-    },
-    Polled {
-        run: u64,
-        result: Result<Polled, Failed>,
-    },
-    Written {
-        run: u64,
-        result: Result<Written, NotWritten>,
-    },
-}
-
-/// What was written, and where it lies now.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Written {
-    pub revisions: BTreeMap<GroupId, u64>,
-    pub incarnations: BTreeMap<WorkloadId, u64>,
-    /// The last sequence in each stream, where something was written to it.
-    pub catalog: Option<u64>,
-    pub registry: Option<u64>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotWritten {
-    pub message: String,
-    /// Somebody else has written the same: worth another look at once.
-    pub conflict: bool,
-}
-
-/// What is to be written, in this order: changes, registrations, removals.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Plan {
-    pub changes: Vec<Vec<Write>>,
-    pub difference: Difference,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub enum Effect {
-    Load { run: u64 },
-    Poll { run: u64, full: bool, marker: Option<String> },
-    Write { run: u64, plan: Box<Plan> },
-    Answer { ask: u64, answer: Answer },
-    WakeAt(u64),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
-    /// The source was read; topics that reflect these sequences have what it says.
-    Done {
-        catalog: u64,
-        registry: u64,
-    },
-    /// It says that most of what it owns is gone: nothing was written.
-    Held {
-        deletions: usize,
-    },
-    Failed(String),
-    NotLeading,
-    /// There is nothing to confirm.
-    NothingHeld,
-}
 
 #[derive(Debug, Clone, PartialEq)]
 enum Doing {
@@ -148,6 +69,7 @@ pub struct Machine {
     began_ms: u64,
     error: Option<(String, u64)>,
     problems: Problems,
+    withheld: Problems,
     polls: u64,
     full_syncs: u64,
     last_change: Option<u64>,
@@ -178,6 +100,7 @@ impl Machine {
             began_ms: 0,
             error: None,
             problems: Problems::default(),
+            withheld: Problems::default(),
             polls: 0,
             full_syncs: 0,
             last_change: None,
@@ -281,7 +204,7 @@ impl Machine {
             }
             (Doing::Reloading { observation, conflicts }, Ok(owned)) => {
                 self.owned = Some(*owned);
-                self.compare(observation, conflicts, now_ms, out);
+                self.compare(observation, conflicts, true, now_ms, out);
             }
             (_, Err(message)) => self.failed(Failed { message, retry_after: Some(BUS_PAUSE) }, now_ms, out),
             (_, Ok(_)) => {}
@@ -294,23 +217,32 @@ impl Machine {
             Ok(Polled::Unchanged) => self.succeeded(None, now_ms, out),
             Ok(Polled::Observed(observation)) => {
                 self.full_syncs += u64::from(full);
-                self.compare(observation, 0, now_ms, out);
+                self.compare(observation, 0, false, now_ms, out);
             }
             Err(failed) => self.failed(failed, now_ms, out),
         }
     }
 
-    fn compare(&mut self, observation: Box<Observation>, conflicts: u32, now_ms: u64, out: &mut Vec<Effect>) {
+    /// `fresh`: what is owned was read after the poll.
+    fn compare(&mut self, observation: Box<Observation>, conflicts: u32, fresh: bool, now_ms: u64, out: &mut Vec<Effect>) {
         let Some(owned) = &self.owned else { return };
         let difference = diff(owned, &observation);
         self.problems = observation.problems.clone();
         self.problems.extend(&difference.problems);
+        self.withheld = difference.withheld.clone();
         let after = self.intervals.poll / 2;
         let judged = [(difference.deletions(), owned.groups.len()), (difference.removals(&observation), owned.workloads.len())];
         for (deletions, owned) in judged {
             if let Verdict::Hold(held) = guard::judge(self.held.as_ref(), deletions, owned, now_ms, after) {
                 return self.hold(held, now_ms, out);
             }
+        }
+        let takes_away = !difference.deletions().is_empty() || difference.withheld.count > 0;
+        if takes_away && !fresh {
+            // Others may have written a deny that names what is to go, or removed the one that kept it.
+            self.run += 1;
+            self.doing = Doing::Reloading { observation, conflicts };
+            return out.push(Effect::Load { run: self.run });
         }
         if difference.is_empty() {
             return self.succeeded(Some((observation, None)), now_ms, out);
@@ -364,7 +296,8 @@ impl Machine {
             if let (Some((plan, written)), Some(owned)) = (wrote, &mut self.owned) {
                 self.outcome = Some(Outcome::Changed);
                 self.last_change = written.catalog.or(self.last_change);
-                remember(owned, *plan, &written);
+                written.withheld.values().for_each(|words| self.withheld.add(words));
+                owned.remember(*plan, &written);
             }
         }
         (self.failures, self.error) = (0, None);
@@ -416,6 +349,8 @@ impl Machine {
             held: self.held.as_ref().map(|held| super::status::HeldBack::new(held, now_ms)),
             malformed: self.problems.count,
             malformed_named: self.problems.named.clone(),
+            withheld: self.withheld.count,
+            withheld_named: self.withheld.named.clone(),
             polls: self.polls,
             full_syncs: self.full_syncs,
             last_change: self.last_change,
@@ -427,26 +362,6 @@ impl Machine {
     pub fn owned(&self) -> Option<&Owned> {
         self.owned.as_ref()
     }
-}
-
-/// What is owned after a plan was written.
-fn remember(owned: &mut Owned, plan: Plan, written: &Written) {
-    for (group, _) in plan.difference.puts {
-        let revision = written.revisions.get(&group.id).copied().unwrap_or(0);
-        owned.groups.insert(group.id.clone(), (revision, Some(group)));
-    }
-    for (id, _) in plan.difference.deletes {
-        owned.groups.remove(&id);
-    }
-    for (_, id) in plan.difference.remove.into_values().flatten() {
-        owned.workloads.remove(&id);
-    }
-    for workload in plan.difference.register.into_values().flatten() {
-        let incarnation = written.incarnations.get(&workload.id).copied().unwrap_or(workload.incarnation);
-        owned.workloads.insert(workload.id.clone(), Arc::new(Workload { incarnation, ..workload }));
-    }
-    owned.catalog = owned.catalog.max(written.catalog.unwrap_or(0));
-    owned.registry = owned.registry.max(written.registry.unwrap_or(0));
 }
 
 #[cfg(test)]

@@ -1,4 +1,6 @@
 use super::*;
+use std::sync::Arc;
+
 use groupcast_policy::model::{Group, Owner};
 
 const POLL_MS: u64 = 60_000;
@@ -161,4 +163,77 @@ fn a_full_sync_comes_when_it_is_due() {
     }
     assert!(full_at.len() >= 2 && full_at[0] <= 600_000, "{full_at:?}");
     assert!(full_at.windows(2).all(|pair| (500_000..=600_000).contains(&(pair[1] - pair[0]))), "{full_at:?}");
+}
+
+#[test]
+fn before_something_is_deleted_it_is_read_again_whether_a_deny_names_it() {
+    let mut machine = machine();
+    let done = led(&mut machine, &["a", "b"]);
+    let deny = |naming: &[&str]| {
+        let mut owned = machine_owned(&["a", "b"]);
+        let by = |id: &&str| {
+            let naming = super::super::owned::Naming { group: "closed".parse().unwrap(), rule: 0 };
+            (format!("cf-{id}").parse().unwrap(), naming)
+        };
+        owned.denied = naming.iter().map(by).collect();
+        Ok(Box::new(owned))
+    };
+    let mut at = wake(&done);
+    for (naming, deleted) in [(&["a"][..], None), (&[][..], Some("cf-a"))] {
+        let poll = machine.handle(Event::PollNow { ask: 1, full: true }, at);
+        let load = machine.handle(Event::Polled { run: run_of(&poll), result: seen(&["b"], "t2") }, at);
+        assert!(matches!(load[..], [Effect::Load { .. }]), "a deny may have been written since: {load:?}");
+        let next = machine.handle(Event::Loaded { run: run_of(&load), result: deny(naming) }, at);
+        let status = machine.status(at);
+        match deleted {
+            None => {
+                assert_eq!(
+                    answers(&next),
+                    [(1, Answer::Done { catalog: 0, registry: 0 })],
+                    "it is withheld, and all else is done"
+                );
+                assert_eq!((status.groups, status.withheld), (2, 1));
+                assert!(status.withheld_named[0].contains("cf-a is not deleted: deny rules[0] of group closed"), "{status:?}");
+            }
+            Some(id) => {
+                let Effect::Write { plan, .. } = &next[0] else { panic!("{next:?}") };
+                assert_eq!(plan.difference.deletes[0].0.as_str(), id);
+                machine.handle(Event::Written { run: run_of(&next), result: Ok(Written::default()) }, at);
+                assert_eq!((machine.status(at).groups, machine.status(at).withheld), (1, 0));
+            }
+        }
+        at += POLL_MS;
+    }
+}
+
+fn machine_owned(ids: &[&str]) -> Owned {
+    let Ok(Polled::Observed(seen)) = seen(ids, "") else { panic!("seen") };
+    let mut owned = Owned::default();
+    (1..).zip(seen.groups).for_each(|(at, (id, group))| owned.take_group(&"cf".parse().unwrap(), &id, at, Some(group)));
+    owned
+}
+
+#[test]
+fn a_workload_that_somebody_else_keeps_from_its_place_is_named_and_tried_again() {
+    use groupcast_policy::model::Workload;
+    let mut machine = machine();
+    let mut at = wake(&led(&mut machine, &["a"]));
+    let with_port = || {
+        let Ok(Polled::Observed(mut seen)) = seen(&["a"], "t1") else { panic!("seen") };
+        let port = Workload::new("cf-p".parse().unwrap(), "h".parse().unwrap(), "n".parse().unwrap());
+        seen.workloads.insert(port.id.clone(), Arc::new(port));
+        Ok(Polled::Observed(seen))
+    };
+    for (withheld, workloads) in [(true, 0), (true, 0), (false, 1)] {
+        let poll = machine.handle(Event::PollNow { ask: 1, full: true }, at);
+        let write = machine.handle(Event::Polled { run: run_of(&poll), result: with_port() }, at);
+        let mut written = Written::default();
+        if withheld {
+            written.withheld.insert("cf-p".parse().unwrap(), "workload cf-p is not placed: held".to_owned());
+        }
+        machine.handle(Event::Written { run: run_of(&write), result: Ok(written) }, at);
+        let status = machine.status(at);
+        assert_eq!((status.workloads, status.withheld), (workloads, usize::from(withheld)));
+        at += POLL_MS;
+    }
 }

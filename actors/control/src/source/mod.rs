@@ -7,6 +7,7 @@
 //! - [`config`]: the `[[source]]` tables of `groupcast.toml`
 //! - [`transport`]: what a poll needs of the world, as a trait; [`http`] is the real one
 //! - [`cloud_controller`], [`neutron`], [`directory`]: the kinds, each a conversation over the transport; [`poller`] chooses
+//! - [`owned`]: what the source owns; [`step`]: what the machine is told and tells
 //! - [`status`]: what operators see; [`ask`]: what is asked over the bus
 
 pub mod ask;
@@ -16,14 +17,15 @@ pub mod diff;
 pub mod directory;
 pub mod guard;
 pub mod http;
-
 pub mod machine;
 pub mod neutron;
+pub mod owned;
 pub mod page;
 pub mod poller;
 pub mod service;
 pub mod session;
 pub mod status;
+pub mod step;
 pub mod store;
 pub mod transport;
 

@@ -298,12 +298,14 @@ impl<X: Transport> Scan<'_, X> {
         let (items_field, links_field, source) = (list.items, list.links, self.source.clone());
         let parse = move |body: &mut dyn Read| {
             let mut items = Vec::new();
-            let beside = page::read(body, items_field, &[links_field], &mut |index, node| {
+            let beside = page::read(body, items_field, &[links_field], &mut |index, bytes| {
+                let node = page::node(bytes)?;
                 let id = node.get("id").and_then(Node::text).map(str::to_owned);
                 let revision = if let Some(Node::Int(revision)) = node.get("revision_number") { *revision } else { 0 };
                 let told =
                     |problems: Vec<Problem>| problems.iter().take(3).map(Problem::to_string).collect::<Vec<_>>().join("; ");
                 items.push((id, Held { revision, read: convert(&source, &node, index).map_err(told) }));
+                Ok(())
             })?;
             let next = match beside.get(links_field) {
                 None | Some(Node::Null) => false,

@@ -1,14 +1,24 @@
-//! One page of a listing, read as a stream: each item is handed on as it is complete, so that a page of thousands is never in memory
-//! as a whole tree.
+//! One page of a listing, read as a stream: each item is handed on as it is complete, as the bytes it came in, so that a page of thousands
+//! is never in memory as a whole tree, and an item that is known by its bytes need not be read at all.
+//!
+//! Items are cut out of the page and the rest, with a `0` in the place of each, is read as a document of its own: that is what finds a
+//! page that is no page.
 
 use std::fmt;
-use std::io::{BufReader, Read};
+use std::io::Read;
 
 use groupcast_policy::written::Node;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// Items of one page; the servers' own limits are far below.
 pub const ITEMS_MAX: usize = 100_000;
+/// What may stand beside the items, in bytes.
+pub const BESIDE_BYTES_MAX: usize = 1024 * 1024;
+/// Read at once.
+const CHUNK_BYTES: usize = 64 * 1024;
+
+/// Takes an item: which it is, and the bytes it came in.
+pub type Each<'a> = dyn FnMut(usize, &[u8]) -> Result<(), String> + 'a;
 
 /// What stood beside the items.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,19 +30,213 @@ impl Beside {
     }
 }
 
+/// Reads one item.
+pub fn node(bytes: &[u8]) -> Result<Node, String> {
+    serde_json::from_slice(bytes).map_err(unreadable)
+}
+
+fn unreadable(error: impl fmt::Display) -> String {
+    format!("the answer cannot be read: {error}")
+}
+
 /// Reads an object whose field `list` holds the items. No list, or nothing in its place, is an error: it never means "no items".
-pub fn read(body: &mut dyn Read, list: &str, beside: &[&str], each: &mut dyn FnMut(usize, Node)) -> Result<Beside, String> {
-    let mut json = serde_json::Deserializer::from_reader(BufReader::with_capacity(64 * 1024, body));
-    let page = Page { list, beside, each, found: false, fields: Vec::new() };
-    let fields = page.deserialize(&mut json).map_err(|error| format!("the answer cannot be read: {error}"))?;
+pub fn read(body: &mut dyn Read, list: &str, beside: &[&str], each: &mut Each<'_>) -> Result<Beside, String> {
+    let mut cutter = Cutter {
+        list,
+        rest: Vec::new(),
+        item: Vec::new(),
+        items: 0,
+        within: Within::Rest,
+        text: Text::No,
+        depth: 0,
+        key: Key::None,
+    };
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        let count = match body.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(unreadable(error)),
+        };
+        cutter.cut(&chunk[..count], each)?;
+        if cutter.rest.len() > BESIDE_BYTES_MAX {
+            return Err(unreadable(format!("more than {BESIDE_BYTES_MAX} bytes beside {list:?}")));
+        }
+    }
+    let Cutter { rest, items, .. } = cutter;
+    let mut json = serde_json::Deserializer::from_slice(&rest);
+    let page = Page { list, beside, items, found: false, fields: Vec::new() };
+    let fields = page.deserialize(&mut json).map_err(unreadable)?;
     json.end().map_err(|error| format!("the answer goes on after its end: {error}"))?;
     Ok(Beside(fields))
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Within {
+    /// Not in the list.
+    Rest,
+    /// In the list, between items.
+    List,
+    /// In an item, so many brackets deep.
+    Item(usize),
+    /// In an item without brackets or quotes.
+    Bare,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Text {
+    No,
+    Yes,
+    /// The next byte is not looked at.
+    Escaped,
+}
+
+/// How far the name of a field of the page itself is read.
+enum Key {
+    None,
+    Begun(Vec<u8>),
+    Read(Vec<u8>),
+    /// With its colon.
+    Asked(Vec<u8>),
+}
+
+struct Cutter<'a> {
+    list: &'a str,
+    rest: Vec<u8>,
+    item: Vec<u8>,
+    items: usize,
+    within: Within,
+    text: Text,
+    depth: usize,
+    key: Key,
+}
+
+impl Cutter<'_> {
+    fn cut(&mut self, bytes: &[u8], each: &mut Each<'_>) -> Result<(), String> {
+        let mut at = 0;
+        while at < bytes.len() {
+            let Within::Item(depth) = self.within else {
+                // Looked at again if it ends an item without being part of it.
+                at += usize::from(self.beside(bytes[at], each)?);
+                continue;
+            };
+            let (end, depth) = self.inside(&bytes[at..], depth);
+            self.item.extend_from_slice(&bytes[at..at + end]);
+            self.within = Within::Item(depth);
+            at += end;
+            if depth == 0 && self.text == Text::No {
+                self.hand_on(each)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How many of these bytes belong to the item, and how deep it is then.
+    fn inside(&mut self, bytes: &[u8], mut depth: usize) -> (usize, usize) {
+        for (at, byte) in bytes.iter().enumerate() {
+            match (self.text, byte) {
+                (Text::Escaped, _) => self.text = Text::Yes,
+                (Text::Yes, b'\\') => self.text = Text::Escaped,
+                (Text::Yes, b'"') => self.text = Text::No,
+                (Text::Yes, _) => continue,
+                (Text::No, b'"') => self.text = Text::Yes,
+                (Text::No, b'{' | b'[') => depth += 1,
+                (Text::No, b'}' | b']') => depth = depth.saturating_sub(1),
+                (Text::No, _) => continue,
+            }
+            if depth == 0 && self.text == Text::No {
+                return (at + 1, depth);
+            }
+        }
+        (bytes.len(), depth)
+    }
+
+    /// Whether the byte was taken.
+    fn beside(&mut self, byte: u8, each: &mut Each<'_>) -> Result<bool, String> {
+        match (self.within, byte) {
+            (Within::Bare, b',' | b']' | b' ' | b'\t' | b'\n' | b'\r') => {
+                self.hand_on(each)?;
+                return Ok(false);
+            }
+            (Within::Bare, _) => self.item.push(byte),
+            (Within::List, b',' | b' ' | b'\t' | b'\n' | b'\r') => self.rest.push(byte),
+            (Within::List, b']') => {
+                (self.within, self.depth, self.key) = (Within::Rest, self.depth - 1, Key::None);
+                self.rest.push(byte);
+            }
+            (Within::List, b'{' | b'[') => self.begin(byte, Within::Item(1)),
+            (Within::List, b'"') => {
+                self.text = Text::Yes;
+                self.begin(byte, Within::Item(0));
+            }
+            (Within::List, _) => self.begin(byte, Within::Bare),
+            (Within::Rest | Within::Item(_), _) => self.outside(byte),
+        }
+        Ok(true)
+    }
+
+    fn begin(&mut self, byte: u8, within: Within) {
+        self.item.push(byte);
+        self.within = within;
+    }
+
+    fn hand_on(&mut self, each: &mut Each<'_>) -> Result<(), String> {
+        if self.items == ITEMS_MAX {
+            return Err(unreadable(format!("more than {ITEMS_MAX} items on one page")));
+        }
+        each(self.items, &self.item)?;
+        self.items += 1;
+        self.item.clear();
+        self.rest.push(b'0');
+        self.within = Within::List;
+        Ok(())
+    }
+
+    fn outside(&mut self, byte: u8) {
+        self.rest.push(byte);
+        match (self.text, byte) {
+            (Text::Escaped, _) => self.text = Text::Yes,
+            (Text::Yes, b'\\') => self.text = Text::Escaped,
+            (Text::Yes, b'"') => {
+                self.text = Text::No;
+                self.key = match std::mem::replace(&mut self.key, Key::None) {
+                    Key::Begun(name) => Key::Read(name),
+                    _ => Key::None,
+                };
+            }
+            (Text::Yes, _) => {
+                if let Key::Begun(name) = &mut self.key {
+                    name.push(byte);
+                }
+            }
+            (Text::No, b'"') => {
+                self.text = Text::Yes;
+                self.key = if self.depth == 1 { Key::Begun(Vec::new()) } else { Key::None };
+            }
+            (Text::No, b':') => {
+                self.key = match std::mem::replace(&mut self.key, Key::None) {
+                    Key::Read(name) => Key::Asked(name),
+                    _ => Key::None,
+                };
+            }
+            (Text::No, b' ' | b'\t' | b'\n' | b'\r') => {}
+            (Text::No, b'[') if self.depth == 1 && matches!(&self.key, Key::Asked(name) if name == self.list.as_bytes()) => {
+                (self.within, self.depth) = (Within::List, 2);
+            }
+            (Text::No, b'{' | b'[') => (self.depth, self.key) = (self.depth + 1, Key::None),
+            (Text::No, b'}' | b']') => (self.depth, self.key) = (self.depth.saturating_sub(1), Key::None),
+            (Text::No, _) => self.key = Key::None,
+        }
+    }
+}
+
+/// The page without its items.
 struct Page<'a> {
     list: &'a str,
     beside: &'a [&'a str],
-    each: &'a mut dyn FnMut(usize, Node),
+    /// That were cut out.
+    items: usize,
     found: bool,
     fields: Vec<(String, Node)>,
 }
@@ -55,8 +259,11 @@ impl<'de> Visitor<'de> for Page<'_> {
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self::Value, A::Error> {
         while let Some(key) = map.next_key::<String>()? {
             if key == self.list {
-                map.next_value_seed(Items { list: self.list, each: self.each })?;
-                self.found = true;
+                let items = map.next_value_seed(Places { list: self.list })?;
+                // A list that stands there twice, or whose name is written in another way.
+                if std::mem::replace(&mut self.found, true) || items != self.items {
+                    return Err(A::Error::custom(format!("{:?} does not stand there once and plainly", self.list)));
+                }
             } else if self.beside.contains(&key.as_str()) {
                 let node = map.next_value()?;
                 self.fields.push((key, node));
@@ -68,78 +275,35 @@ impl<'de> Visitor<'de> for Page<'_> {
     }
 }
 
-struct Items<'a> {
+/// Counts the places of items.
+struct Places<'a> {
     list: &'a str,
-    each: &'a mut dyn FnMut(usize, Node),
 }
 
-impl<'de> DeserializeSeed<'de> for Items<'_> {
-    type Value = ();
+impl<'de> DeserializeSeed<'de> for Places<'_> {
+    type Value = usize;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<usize, D::Error> {
         deserializer.deserialize_seq(self)
     }
 }
 
-impl<'de> Visitor<'de> for Items<'_> {
-    type Value = ();
+impl<'de> Visitor<'de> for Places<'_> {
+    type Value = usize;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a list as {:?}", self.list)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        let mut index = 0;
-        while let Some(item) = items.next_element::<Node>()? {
-            if index == ITEMS_MAX {
-                return Err(A::Error::custom(format!("more than {ITEMS_MAX} items on one page")));
-            }
-            (self.each)(index, item);
-            index += 1;
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<usize, A::Error> {
+        let mut count = 0;
+        while items.next_element::<IgnoredAny>()?.is_some() {
+            count += 1;
         }
-        Ok(())
+        Ok(count)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn items(text: &str) -> Result<(usize, Option<Node>), String> {
-        let mut count = 0;
-        let mut bytes = text.as_bytes();
-        let beside = read(&mut bytes, "resources", &["pagination"], &mut |_, _| count += 1)?;
-        Ok((count, beside.get("pagination").cloned()))
-    }
-
-    #[test]
-    fn items_come_one_by_one_wherever_the_list_stands() {
-        assert_eq!(items(r#"{"resources":[{},{"a":[1]}],"x":{"y":1},"pagination":7}"#), Ok((2, Some(Node::Int(7)))));
-        assert_eq!(items(r#"{"pagination":null,"resources":[]}"#), Ok((0, Some(Node::Null))));
-    }
-
-    #[test]
-    fn nothing_is_never_taken_for_no_items() {
-        for text in [
-            r#"{"resources":null}"#,
-            r#"{"pagination":{}}"#,
-            "{}",
-            "[]",
-            "null",
-            "",
-            r#"{"resources":[{}"#,
-            r#"{"resources":[{}]"#,
-            r#"{"resources":{}}"#,
-            r#"{"resources":[]} x"#,
-        ] {
-            assert!(items(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_page_is_bounded() {
-        let page = |count: usize| format!(r#"{{"resources":[{}0]}}"#, "0,".repeat(count - 1));
-        assert!(items(&page(ITEMS_MAX)).is_ok());
-        assert!(items(&page(ITEMS_MAX + 1)).is_err());
-    }
-}
+#[path = "page_tests.rs"]
+mod tests;

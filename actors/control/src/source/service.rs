@@ -18,8 +18,12 @@ use crate::actors::source::{ConfirmSource, LookAtSource, PollSource, SourceActor
 
 /// Questions answered at once; further ones wait.
 const AT_ONCE_MAX: usize = 256;
+/// How often whoever waits for an answer looks whether the one who was asked still leads, and how long that one has to say so.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether something is published.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// How long what was written may take to be compiled and published.
+const PUBLISHED_WITHIN: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Default)]
 pub struct Sources(Vec<(SourceId, Addr<SourceActor>)>);
@@ -45,10 +49,17 @@ impl Sources {
 
     async fn answer(&self, client: &Client, leading: &watch::Receiver<Option<u64>>, message: Message) {
         let (Some(reply), Ok(ask)) = (message.reply, serde_json::from_slice::<Ask>(&message.payload)) else { return };
-        if leading.borrow().is_none() {
-            return;
+        let Some(term) = *leading.borrow() else { return };
+        let waits = matches!(ask, Ask::Poll { .. } | Ask::Confirm { .. });
+        let Some(mut told) = self.told(ask).await else { return };
+        if let Told::List { term: shown, .. } = &mut told {
+            *shown = term;
         }
-        let Some(told) = self.told(ask).await else { return };
+        if let (true, Told::Done { catalog, registry }) = (waits, &told)
+            && let Err(message) = published(client, *catalog, *registry, Instant::now() + PUBLISHED_WITHIN).await
+        {
+            told = Told::Failed { message };
+        }
         let body = serde_json::to_vec(&told).unwrap_or_default();
         if let Err(error) = client.publish(reply, body.into()).await {
             tracing::warn!(%error, "a question about sources could not be answered");
@@ -62,7 +73,7 @@ impl Sources {
             Ask::List => {
                 let looks = self.0.iter().map(|(_, source)| source.send(LookAtSource));
                 let sources = futures::future::join_all(looks).await.into_iter().filter_map(Result::ok).collect();
-                Some(Told::List { sources })
+                Some(Told::List { sources, term: 0 })
             }
             Ask::Poll { id } => match named(&id) {
                 Some(source) => of(source.send(PollSource { full: true }).await),
@@ -104,8 +115,51 @@ fn of(answer: Result<Answer, actix::MailboxError>) -> Option<Told> {
     })
 }
 
-/// Asks whoever leads.
+/// Asks whoever leads. What takes long is asked again when another leads before it is answered: nobody would answer any more, and
+/// asking twice does no harm.
 pub async fn ask(client: &Client, ask: &Ask, within: Duration) -> Result<Told, String> {
+    if *ask == Ask::List {
+        return once(client, ask, within).await;
+    }
+    let deadline = Instant::now() + within;
+    let mut error = "no controller that leads answers".to_owned();
+    while Instant::now() < deadline {
+        let asked = Instant::now();
+        let term = match term(client).await {
+            Ok(term) => term,
+            Err(why) => {
+                error = why;
+                tokio::time::sleep_until((asked + PROBE_EVERY).min(deadline)).await;
+                continue;
+            }
+        };
+        tokio::select! {
+            answer = once(client, ask, deadline.saturating_duration_since(Instant::now())) => return answer,
+            () = superseded(client, term) => {}
+        }
+    }
+    Err(error)
+}
+
+/// The term of whoever leads.
+async fn term(client: &Client) -> Result<u64, String> {
+    match once(client, &Ask::List, PROBE_EVERY).await? {
+        Told::List { term, .. } => Ok(term),
+        other => Err(format!("an unexpected answer: {other:?}")),
+    }
+}
+
+/// Until another leads.
+async fn superseded(client: &Client, by: u64) {
+    loop {
+        tokio::time::sleep(PROBE_EVERY).await;
+        if term(client).await.is_ok_and(|term| term != by) {
+            return;
+        }
+    }
+}
+
+async fn once(client: &Client, ask: &Ask, within: Duration) -> Result<Told, String> {
     let payload = serde_json::to_vec(ask).unwrap_or_default();
     let request = async_nats::Request::new().payload(payload.into()).timeout(Some(within));
     let answer = client.send_request(subjects::SOURCE, request).await;
@@ -121,6 +175,11 @@ pub async fn fresh(client: &Client, within: Duration) -> Result<Cut, String> {
         Told::Failed { message } => return Err(message),
         other => return Err(format!("an unexpected answer: {other:?}")),
     };
+    published(client, catalog, registry, deadline).await
+}
+
+/// Waits until what is written up to these sequences is compiled and published.
+async fn published(client: &Client, catalog: u64, registry: u64, deadline: Instant) -> Result<Cut, String> {
     let jetstream = async_nats::jetstream::new(client.clone());
     let topics = jetstream.get_stream_no_info(streams::TOPICS.name).await.map_err(|error| error.to_string())?;
     loop {

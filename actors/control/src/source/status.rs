@@ -24,6 +24,12 @@ pub struct Status {
     /// Items that cannot be read; their last good versions are in force.
     pub malformed: usize,
     pub malformed_named: Vec<String>,
+    /// What the source says and is not done, because of what others say: deletions of groups that denies name, workloads whose
+    /// address somebody else holds.
+    #[serde(default)]
+    pub withheld: usize,
+    #[serde(default)]
+    pub withheld_named: Vec<String>,
     pub polls: u64,
     pub full_syncs: u64,
     pub last_change: Option<u64>,

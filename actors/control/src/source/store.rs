@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use async_nats::Client;
 use groupcast_bus_config::subjects::{self, CatalogKind, RegistryKey};
-use groupcast_policy::ids::{GroupId, SourceId};
+use groupcast_policy::ids::{GroupId, HostId, SourceId};
+use groupcast_policy::model::Workload;
 
-use super::diff::Owned;
-use super::machine::{NotWritten, Plan, Written};
+use super::owned::Owned;
+use super::step::{NotWritten, Plan, Written};
 use crate::catalog::{self, Catalog, Version};
 use crate::change::{Body, Change};
 use crate::document::{Document, decode_workload};
@@ -92,14 +93,41 @@ impl Store {
             message: format!("workloads cannot be placed: {error}"),
         };
         for (host, workloads) in &plan.difference.register {
-            let registered = self.registry.register(host, workloads, Elsewhere::Move).await.map_err(failed)?;
-            written.incarnations.extend(registered.incarnations.into_iter().collect::<BTreeMap<_, _>>());
-            written.registry = written.registry.max(Some(registered.sequence));
+            self.register(host, workloads, &mut written).await.map_err(failed)?;
         }
         for (host, workloads) in &plan.difference.remove {
-            let removed = self.registry.remove(host, workloads).await.map_err(failed)?;
+            // What could not be placed anew stays where it was.
+            let gone = workloads.iter().filter(|(_, id)| !written.withheld.contains_key(id)).cloned().collect::<Vec<_>>();
+            let removed = self.registry.remove(host, &gone).await.map_err(failed)?;
             written.registry = written.registry.max(Some(removed.sequence));
         }
         Ok(written)
+    }
+
+    /// Places workloads on a host. One whose name or address belongs to a workload that enrolled itself is left out and named.
+    async fn register(&self, host: &HostId, workloads: &[Workload], written: &mut Written) -> Result<(), registry::Error> {
+        let mut placed = workloads.to_vec();
+        while !placed.is_empty() {
+            let error = match self.registry.register(host, &placed, Elsewhere::Move).await {
+                Ok(registered) => {
+                    written.incarnations.extend(registered.incarnations.into_iter().collect::<BTreeMap<_, _>>());
+                    written.registry = written.registry.max(Some(registered.sequence));
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            let claims = |workload: &Workload| match &error {
+                registry::Error::AliveElsewhere { workload: held, .. } => workload.id == *held,
+                registry::Error::AddressHeld { address, network, .. } => {
+                    let own = workload.addresses.iter().any(|prefix| prefix.is_host() && prefix.net().addr() == *address);
+                    own && workload.network == *network
+                }
+                _ => false,
+            };
+            let Some(at) = placed.iter().position(claims) else { return Err(error) };
+            let workload = placed.remove(at);
+            written.withheld.insert(workload.id.clone(), format!("workload {} is not placed: {error}", workload.id));
+        }
+        Ok(())
     }
 }

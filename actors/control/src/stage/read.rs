@@ -37,9 +37,10 @@ impl Stage {
             Origin::Catalog => self.mirror.has_documents(),
             Origin::Registry => self.mirror.has_workloads(),
         };
-        let nothing = arrival.items.iter().all(|item| *item == Item::Nothing);
+        // That the bus is new is believed by whoever knows nothing else: what is in force here is not lost by it.
+        let nothing = arrival.items.iter().all(|item| matches!(item, Item::Nothing | Item::Begun));
         let stream = self.stream(origin);
-        stream.known |= !nothing;
+        stream.known |= arrival.items.iter().any(|item| *item != Item::Nothing);
         stream.emptied = nothing && (stream.emptied || (arrival.everything && held));
         stream.emptied
     }

@@ -186,6 +186,41 @@ fn nobody_publishes_from_a_catalogue_that_nobody_has_written() {
 }
 
 #[test]
+fn a_bus_that_is_said_to_be_new_is_led_although_nothing_is_written() {
+    for at_once in [true, false] {
+        let mut bench = Bench::default();
+        bench.arrive(Origin::Catalog, if at_once { vec![Item::Nothing, Item::Begun] } else { vec![Item::Nothing] }, true);
+        bench.arrive(Origin::Registry, vec![], true);
+        bench.handle(Event::Leading(Some(1)));
+        if !at_once {
+            assert!(bench.stage.view().blank);
+            bench.arrive(Origin::Catalog, vec![Item::Begun], false);
+        }
+        bench.run();
+        let view = bench.stage.view();
+        assert_eq!((view.blank, view.publishing, bench.shown().len()), (false, true, 0));
+        bench.arrive(Origin::Catalog, vec![group(1, 1)], false);
+        bench.run();
+        assert_eq!(bench.shown(), bench.scratch());
+    }
+}
+
+#[test]
+fn a_bus_that_lost_its_data_is_not_new_because_somebody_says_so() {
+    let mut bench = Bench::default();
+    bench.arrive(Origin::Catalog, vec![group(1, 1)], true);
+    bench.arrive(Origin::Registry, vec![workload(1, 1)], true);
+    bench.handle(Event::Leading(Some(1)));
+    bench.run();
+    let before = bench.shown();
+    for (items, everything) in [(vec![Item::Begun], true), (vec![Item::Begun], false)] {
+        bench.arrive(Origin::Catalog, items, everything);
+        bench.run();
+        assert_eq!(bench.shown(), before, "what is in force stays until it is restored");
+    }
+}
+
+#[test]
 fn whoever_leads_before_everything_is_read_waits() {
     let mut bench = Bench::default();
     bench.handle(Event::Leading(Some(1)));
