@@ -1,5 +1,5 @@
-//! What the explored world is about: a small catalogue and registry, compiled; hosts with model kernels that enforce what they are
-//! given; and packets that show whether they do.
+//! What the explored world is about: a small catalogue and registry, compiled; hosts that register themselves; hosts with model kernels
+//! that enforce what they are given; and packets that show whether they do.
 
 use groupcast_enforce::enforcer::Enforcer;
 use groupcast_enforce::engine::Engine;
@@ -9,6 +9,7 @@ use groupcast_enforce::settings::{Settings, Stamp};
 use groupcast_enforce::trial::{self, Dice, Probe, Stage, WORKLOADS};
 use groupcast_policy::doc::Document;
 use groupcast_policy::ids::HostId;
+use groupcast_policy::model::Event;
 use groupcast_policy::needs::Documents;
 use groupcast_policy::resolve::{HostPolicy, resolve};
 use groupcast_policy::rule::Direction;
@@ -16,7 +17,9 @@ use groupcast_policy::topic::Topic;
 use groupcast_topics::Map;
 use groupcast_topics::random::Random;
 use groupcast_topics::reader::{Commit, Reader};
-use groupcast_topics::sim::Script;
+use groupcast_topics::sim::{Moment, Script};
+
+use super::guests::{Guests, Rates};
 
 /// Workloads are registered on the first two hosts; a third would have none.
 pub const HOSTS_MAX: u64 = 2;
@@ -45,6 +48,7 @@ impl Machine {
 pub struct Story {
     stage: Stage,
     machines: Vec<Machine>,
+    guests: Guests,
     dice: Dice,
 }
 
@@ -88,9 +92,17 @@ fn fate(passes: bool) -> Fate {
 }
 
 impl Story {
-    pub fn new(seed: u64, hosts: u64) -> anyhow::Result<Self> {
+    pub fn new(seed: u64, hosts: u64, controllers: u64, rates: Rates) -> anyhow::Result<Self> {
         let machines = (0..hosts.clamp(1, HOSTS_MAX)).map(|number| Ok(Machine::new(HostId::new(&format!("h{number}"))?)));
-        Ok(Self { stage: Stage::default(), machines: machines.collect::<anyhow::Result<_>>()?, dice: Dice::new(seed) })
+        let guests = Guests::new(seed, controllers as usize, rates);
+        Ok(Self { stage: Stage::default(), machines: machines.collect::<anyhow::Result<_>>()?, guests, dice: Dice::new(seed) })
+    }
+
+    fn apply(&mut self, events: &[Event], desired: &mut Map<Topic, Document>) {
+        for (topic, _) in self.stage.change(events) {
+            let document = self.stage.document(&topic).cloned().unwrap_or_default();
+            desired.insert(topic, document);
+        }
     }
 }
 
@@ -105,10 +117,19 @@ impl Script for Story {
             let small = self.dice.percent(50);
             events.push(if small { self.stage.nudge(&mut self.dice) } else { trial::event(&mut self.dice) });
         }
-        for (topic, _) in self.stage.change(&events) {
-            let document = self.stage.document(&topic).cloned().unwrap_or_default();
-            desired.insert(topic, document);
+        self.apply(&events, desired);
+    }
+
+    fn passed(&mut self, moment: &Moment<'_>, desired: &mut Map<Topic, Document>) -> Result<bool, String> {
+        let events = self.guests.passed(moment)?;
+        if !events.is_empty() {
+            self.apply(&events, desired);
         }
+        Ok(!events.is_empty())
+    }
+
+    fn settled(&mut self) -> Result<(), String> {
+        self.guests.settled()
     }
 
     fn crashed(&mut self, host: usize) {
