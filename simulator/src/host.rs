@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use groupcast_bus_config::{streams, subjects};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::topic::Topic;
-use groupcast_topics::reader::{Commit, Effect, Event, Incident, Reader, Settings};
+use groupcast_topics::reader::{Commit, Effect, Event, Incident, Reader, Settings, together};
 
 use crate::lean::{Frame, Handler, MessageFrame, Stall, Wire};
 
@@ -135,7 +135,7 @@ impl<O: Observer> Host<O> {
 
     fn handle(&mut self, event: Event<'_>, wire: &mut Wire<'_>) {
         let now_ms = self.now_ms();
-        let mut effects = VecDeque::from(self.reader.handle(event, now_ms));
+        let mut effects = VecDeque::from(together(self.reader.handle(event, now_ms)));
         while let Some(effect) = effects.pop_front() {
             match effect {
                 Effect::Subscribe(topic) => self.subscribe(topic, wire),

@@ -117,7 +117,8 @@ fn a_fleet_that_suffers_ends_well_and_is_reported() {
     let (well, summary) = run(&folder, &binary, &["--out", &out, "--threshold", "changes>100"]);
     assert!(well, "{summary:#}");
     let measured = &summary["measured"];
-    for name in ["changes", "arrivals", "deliveries", "deliveries_lost", "deployed", "enforced_p50", "back_max", "bytes_per_host"] {
+    for name in ["changes", "arrivals", "deliveries", "deliveries_lost", "deployed", "enforced_p50", "back_max", "bytes_per_host"]
+    {
         assert!(measured[name].as_f64() > Some(0.0), "{name}: {measured:#}");
     }
     // What was lost and what was forged was noticed, and repaired.

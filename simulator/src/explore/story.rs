@@ -36,12 +36,21 @@ struct Machine {
     /// The agent has begun anew: it adopts the table and compares everything with the first commit.
     begun: bool,
     open: Vec<Probe>,
+    /// Everything that passed since connections were forgotten: what follows it belongs to a connection.
+    met: Vec<Probe>,
+}
+
+/// Whether a packet belongs to the connection that another began.
+fn belongs(first: &Probe, probe: &Probe) -> bool {
+    let same = (first.from, first.to, first.payload) == (probe.from, probe.to, probe.payload);
+    let answers = (first.from, first.to, first.payload.reply()) == (probe.to, probe.from, probe.payload);
+    first.family == probe.family && (same || answers)
 }
 
 impl Machine {
     fn new(id: HostId) -> Self {
         let engine = Engine::new(id.clone(), settings(), trial::attachments(), Stamp::FIRST);
-        Self { id, engine, kernel: ModelKernel::default(), begun: true, open: Vec::new() }
+        Self { id, engine, kernel: ModelKernel::default(), begun: true, open: Vec::new(), met: Vec::new() }
     }
 }
 
@@ -164,10 +173,16 @@ impl Script for Story {
         }
         for _ in 0..PROBES {
             let probe = Probe::roll(&mut self.dice);
+            if machine.met.iter().any(|met| belongs(met, &probe)) {
+                continue; // nothing new
+            }
             let found = machine.kernel.send(&packet(&probe));
             let expected = begins_a_connection(probe.family, &probe.payload) && allows(&policy, &probe, false);
             if found != fate(expected) {
                 return Err(wrong("a new flow", &probe, found));
+            }
+            if found == Fate::Passed {
+                machine.met.push(probe);
             }
             let answered = found == Fate::Passed && machine.kernel.send(&packet(&probe).answer()) == Fate::Passed;
             if answered && machine.open.len() < OPEN_MAX {
@@ -177,6 +192,7 @@ impl Script for Story {
         machine.open.retain(|probe| allows(&policy, probe, false) && allows(&policy, probe, true));
         if machine.open.is_empty() {
             machine.kernel.forget();
+            machine.met.clear();
         }
         Ok(())
     }

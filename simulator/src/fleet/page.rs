@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::plot::{Band, Line, Plot, Scale, bars, escape, number};
+use super::plot::{self, Band, Line, Plot, Scale, bars, escape, number};
 use super::report::{PhaseReport, Run};
 use super::resources::Sample;
 use super::threshold::Threshold;
@@ -45,7 +45,18 @@ impl<'a> Over<'a> {
         // Numbers of faults need room; the small plots only shade.
         let bands: Vec<Band> = if width > NARROW { self.bands.clone() } else { Vec::new() };
         let x = Scale::Linear { max: self.seconds };
-        Plot { width, height, x_name: "seconds after the first phase began", y_name, x, y, x_ticks: Some(seconds(self.seconds)), lines, bands: &bands }.svg()
+        Plot {
+            width,
+            height,
+            x_name: "seconds after the first phase began",
+            y_name,
+            x,
+            y,
+            x_ticks: Some(seconds(self.seconds)),
+            lines,
+            bands: &bands,
+        }
+        .svg()
     }
 
     fn faults(&self) -> String {
@@ -54,7 +65,10 @@ impl<'a> Over<'a> {
         }
         let mut rows = String::new();
         for (band, fault) in self.bands.iter().zip(&self.run.happened) {
-            let back = fault.back_ms.map_or_else(|| if fault.kind.cuts_off() { "never".into() } else { "–".into() }, |ms| format!("{} ms", number(ms)));
+            let back = fault.back_ms.map_or_else(
+                || if fault.kind.cuts_off() { "never".into() } else { "–".into() },
+                |ms| format!("{} ms", number(ms)),
+            );
             let _ = write!(
                 rows,
                 "<tr><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{:.1}</td><td class=\"n\">{:.1}</td><td class=\"n\">{back}</td></tr>",
@@ -81,13 +95,21 @@ fn seconds(max: f64) -> Vec<(f64, String)> {
 fn distribution(run: &Run) -> String {
     let rare = |slower: f64| (1e6 / slower).log10();
     let drawn = |phase: &PhaseReport| {
-        let points = SLOWER.iter().map(|slower| (rare(*slower), phase.latency.value_at_quantile(1.0 - slower / 1e6) as f64 / 1e3));
+        let points =
+            SLOWER.iter().map(|slower| (rare(*slower), phase.latency.value_at_quantile(1.0 - slower / 1e6) as f64 / 1e3));
         Line { name: phase.name.clone(), points: points.collect() }
     };
     let lines: Vec<Line> = run.phases.iter().filter(|phase| !phase.latency.is_empty()).map(drawn).collect();
     let y = Scale::logarithmic(lines.iter().flat_map(|line| line.points.iter().map(|(_, value)| *value)));
-    let names = [(500_000.0, "50 %"), (100_000.0, "90 %"), (10_000.0, "99 %"), (1_000.0, "99.9 %"), (100.0, "99.99 %"), (10.0, "99.999 %")];
-    let ticks = names.iter().map(|(slower, name)| (rare(*slower) , (*name).to_owned())).collect();
+    let names = [
+        (500_000.0, "50 %"),
+        (100_000.0, "90 %"),
+        (10_000.0, "99 %"),
+        (1_000.0, "99.9 %"),
+        (100.0, "99.99 %"),
+        (10.0, "99.999 %"),
+    ];
+    let ticks = names.iter().map(|(slower, name)| (rare(*slower), (*name).to_owned())).collect();
     let plot = Plot {
         width: WIDE,
         height: 260.0,
@@ -124,14 +146,17 @@ fn distribution(run: &Run) -> String {
 
 fn bytes(run: &Run) -> String {
     let ours = run.measured()["bytes_per_host"];
-    let mut rows = vec![("groupcast, measured".to_owned(), ours, format!("{} B", number(ours)))];
+    let mut rows = vec![("groupcast, measured".to_owned(), ours, plot::bytes(ours))];
     rows.extend(run.others().into_iter().map(|other| {
         let times = other.bytes_per_host / ours.max(1.0);
-        (other.name.to_owned(), other.bytes_per_host, format!("{} B ({} ×)", number(other.bytes_per_host), number(times)))
+        (other.name.to_owned(), other.bytes_per_host, format!("{} ({} ×)", plot::bytes(other.bytes_per_host), number(times)))
     }));
     let how: String =
         run.others().iter().map(|other| format!("<li><b>{}</b>: {}</li>", escape(other.name), escape(&other.how))).collect();
-    format!("{}<ul class=\"note\">{how}</ul>", bars(&rows, "bytes to one host during the whole run, headers and protocol included"))
+    format!(
+        "{}<ul class=\"note\">{how}</ul>",
+        bars(&rows, "bytes to one host during the whole run, headers and protocol included")
+    )
 }
 
 /// What one looks at first.
@@ -161,9 +186,14 @@ fn tiles(run: &Run) -> String {
 fn verdict(run: &Run, thresholds: &[Threshold], broken: &[String]) -> String {
     let mut text = String::new();
     if run.violated == 0 {
-        let _ = write!(text, "<p class=\"good\">✓ All {} hosts ended equal to a compile from scratch; no checker objected.</p>", run.scenario.hosts);
+        let _ = write!(
+            text,
+            "<p class=\"good\">✓ All {} hosts ended equal to a compile from scratch; no checker objected.</p>",
+            run.scenario.hosts
+        );
     } else {
-        let _ = write!(text, "<p class=\"bad\">✗ {} times something happened that must not (seed {}):</p>", run.violated, run.seed);
+        let _ =
+            write!(text, "<p class=\"bad\">✗ {} times something happened that must not (seed {}):</p>", run.violated, run.seed);
     }
     run.violations.iter().for_each(|words| text += &format!("<p class=\"bad\">{}</p>", escape(words)));
     for threshold in thresholds {
@@ -192,7 +222,14 @@ pub fn page(run: &Run, thresholds: &[Threshold], broken: &[String]) -> String {
     let changes = small("changes a second", &[line("changes", run, |s| s.second.changes as f64)]);
     let connected = small("hosts connected", &[line("connected", run, |s| f64::from(s.connected))]);
     let cpu = small("% of one core", &[line("server", run, |s| s.server_cpu), line("controllers", run, |s| s.controller_cpu)]);
-    let memory = small("MB", &[line("server", run, |s| s.server_mb), line("largest controller", run, |s| s.controller_mb), line("all simulated hosts", run, |s| s.own_mb)]);
+    let memory = small(
+        "MB",
+        &[
+            line("server", run, |s| s.server_mb),
+            line("largest controller", run, |s| s.controller_mb),
+            line("all simulated hosts", run, |s| s.own_mb),
+        ],
+    );
     let measured: String = run
         .measured()
         .iter()

@@ -34,6 +34,14 @@ pub fn number(value: f64) -> String {
     }
 }
 
+/// Bytes, with the prefix at the unit.
+pub fn bytes(value: f64) -> String {
+    match number(value).split_once(' ') {
+        Some((digits, prefix)) => format!("{digits} {prefix}B"),
+        None => format!("{} B", number(value)),
+    }
+}
+
 /// How values become places on an axis.
 #[derive(Debug, Clone)]
 pub enum Scale {
@@ -142,7 +150,8 @@ impl Plot<'_> {
         let height = self.height + count as f64 * LANE;
         let bottom = height - BOTTOM;
         let y = |value: f64| bottom - self.y.place(value) * (bottom - top);
-        let mut svg = format!("<svg viewBox=\"0 0 {} {height}\" role=\"img\" aria-label=\"{}\">", self.width, escape(self.y_name));
+        let mut svg =
+            format!("<svg viewBox=\"0 0 {} {height}\" role=\"img\" aria-label=\"{}\">", self.width, escape(self.y_name));
         for (band, lane) in self.bands.iter().zip(lanes) {
             let (from, to, at) = (x(band.from), x(band.to), TOP + lane as f64 * LANE - 8.0);
             let (wide, label) = ((to - from).max(1.0), (to - from).max(18.0));
@@ -192,13 +201,15 @@ impl Plot<'_> {
         let mut free = f64::NEG_INFINITY;
         for (value, label) in ticks {
             let (at, half) = (x(value), label.chars().count() as f64 * CHARACTER / 2.0);
-            if at - half < free {
+            // What would run over the edge stands before it.
+            let middle = at.min(self.width - half);
+            if middle - half < free {
                 continue;
             }
-            free = at + half + 6.0;
+            free = middle + half + 6.0;
             let _ = write!(
                 svg,
-                "<line class=\"tick\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{bottom:.1}\" y2=\"{:.1}\"/><text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{label}</text>",
+                "<line class=\"tick\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{bottom:.1}\" y2=\"{:.1}\"/><text x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{label}</text>",
                 bottom + 4.0,
                 bottom + 17.0
             );
@@ -252,6 +263,7 @@ mod tests {
         let scale = Scale::logarithmic([0.7, 320.0, f64::NAN, 0.0].into_iter());
         assert_eq!(scale.ticks().len(), 5);
         assert_eq!((scale.place(0.0), scale.place(1e9)), (0.0, 1.0));
+        assert_eq!([999.0, 15_000.0].map(bytes), ["999 B", "15 kB"]);
         assert_eq!([0.0, 0.25, 12.0, 12_500.0, 3e6].map(number), ["0", "0.25", "12", "12.5 k", "3 M"]);
     }
 
