@@ -172,3 +172,22 @@ fn a_companion_that_is_not_waited_for_is_caught() {
 fn a_deposed_leader_that_is_believed_is_caught() {
     is_caught("term", "at once");
 }
+
+/// Every fault there is, with real agents and real packets among it; long enough to show something only with the large counts.
+#[test]
+fn chaos_is_survived() {
+    let (Some(binary), true) = (groupcast(), std::env::var_os("GROUPCAST_FULL").is_some()) else {
+        eprintln!("not run: only with the large counts");
+        return;
+    };
+    let binary = binary.display().to_string();
+    let agent = Path::new(env!("CARGO_BIN_EXE_groupcast-sim")).with_file_name("groupcast-agent");
+    let agent = std::env::var_os("GROUPCAST_AGENT_BIN").map_or(agent, Into::into);
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+    let agents = if is_root && agent.exists() { "agents=2" } else { "agents=0" };
+    let agent = agent.display().to_string();
+    let output = sim(&["run", "chaos", "--json", "--duration", "120s", "--set", agents, "--groupcast", &binary, "--agent", &agent]);
+    let summary: Value = serde_json::from_slice(&output.stdout).expect("a summary");
+    assert!(output.status.success(), "{summary:#}");
+    assert_eq!(summary["measured"]["violations"].as_f64(), Some(0.0));
+}

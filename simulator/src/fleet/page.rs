@@ -67,7 +67,7 @@ impl<'a> Over<'a> {
         for (band, fault) in self.bands.iter().zip(&self.run.happened) {
             let back = fault.back_ms.map_or_else(
                 || if fault.kind.cuts_off() { "never".into() } else { "–".into() },
-                |ms| format!("{} ms", number(ms)),
+                |ms| { let (digits, unit) = plot::time(ms); format!("{digits} {unit}") },
             );
             let _ = write!(
                 rows,
@@ -176,7 +176,11 @@ fn tiles(run: &Run) -> String {
         ("fleet_and_server_mb", "hosts and server", "MB"),
     ] {
         if let Some(value) = measured.get(name) {
-            let shown = if value.is_finite() { number(*value) } else { "never".into() };
+            let (shown, unit) = match unit {
+                "ms" => plot::time(*value),
+                other => (number(*value), other),
+            };
+            let (shown, unit) = if value.is_finite() { (shown, unit) } else { ("never".into(), "") };
             let _ = write!(tiles, "<div class=\"tile\"><b>{shown}<small>{unit}</small></b>{words}</div>");
         }
     }

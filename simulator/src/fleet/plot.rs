@@ -34,6 +34,11 @@ pub fn number(value: f64) -> String {
     }
 }
 
+/// A time given in milliseconds, and its unit.
+pub fn time(ms: f64) -> (String, &'static str) {
+    if ms >= 1_000.0 { (number(ms / 1e3), "s") } else { (number(ms), "ms") }
+}
+
 /// Bytes, with the prefix at the unit.
 pub fn bytes(value: f64) -> String {
     match number(value).split_once(' ') {
@@ -263,6 +268,7 @@ mod tests {
         let scale = Scale::logarithmic([0.7, 320.0, f64::NAN, 0.0].into_iter());
         assert_eq!(scale.ticks().len(), 5);
         assert_eq!((scale.place(0.0), scale.place(1e9)), (0.0, 1.0));
+        assert_eq!([999.0, 41_353.0].map(time), [("999".into(), "ms"), ("41.4".into(), "s")]);
         assert_eq!([999.0, 15_000.0].map(bytes), ["999 B", "15 kB"]);
         assert_eq!([0.0, 0.25, 12.0, 12_500.0, 3e6].map(number), ["0", "0.25", "12", "12.5 k", "3 M"]);
     }
