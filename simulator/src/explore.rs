@@ -76,7 +76,7 @@ impl Plan {
         // Where everything fails all the time nobody leads for long, and hosts hear little: so there are calmer worlds too.
         let calmer =
             Faults { crash_node: 1, crash_host: 2, partition: 2, lose_stream: seed / 2 % 2, confuse: 30, ..Faults::all() };
-        let (faults, faulty_ms) = if seed % 2 == 0 { (Faults::all(), faulty_ms) } else { (calmer, 3 * faulty_ms) };
+        let (faults, faulty_ms) = if seed.is_multiple_of(2) { (Faults::all(), faulty_ms) } else { (calmer, 3 * faulty_ms) };
         let faults = Faults { sabotage, ..faults };
         Self { seed, faulty_ms, hosts: HOSTS_MAX, controllers, faults, deaf: missing == Some(Missing::Deaf) }
     }

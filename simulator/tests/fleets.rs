@@ -186,7 +186,8 @@ fn chaos_is_survived() {
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
     let agents = if is_root && agent.exists() { "agents=2" } else { "agents=0" };
     let agent = agent.display().to_string();
-    let output = sim(&["run", "chaos", "--json", "--duration", "120s", "--set", agents, "--groupcast", &binary, "--agent", &agent]);
+    let output =
+        sim(&["run", "chaos", "--json", "--duration", "120s", "--set", agents, "--groupcast", &binary, "--agent", &agent]);
     let summary: Value = serde_json::from_slice(&output.stdout).expect("a summary");
     assert!(output.status.success(), "{summary:#}");
     assert_eq!(summary["measured"]["violations"].as_f64(), Some(0.0));

@@ -67,7 +67,10 @@ impl<'a> Over<'a> {
         for (band, fault) in self.bands.iter().zip(&self.run.happened) {
             let back = fault.back_ms.map_or_else(
                 || if fault.kind.cuts_off() { "never".into() } else { "–".into() },
-                |ms| { let (digits, unit) = plot::time(ms); format!("{digits} {unit}") },
+                |ms| {
+                    let (digits, unit) = plot::time(ms);
+                    format!("{digits} {unit}")
+                },
             );
             let _ = write!(
                 rows,

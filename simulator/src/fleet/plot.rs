@@ -24,7 +24,7 @@ pub fn number(value: f64) -> String {
         if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
     };
     match value.abs() {
-        nothing if nothing == 0.0 => "0".into(),
+        0.0 => "0".into(),
         small if small < 1.0 => short(value, 2),
         middle if middle < 100.0 => short(value, 1),
         hundreds if hundreds < 10_000.0 => format!("{value:.0}"),

@@ -133,20 +133,26 @@ impl<H: Handler> Member<H> {
         if !reads && matches!(stall, Some(Stall::Silent(_))) {
             return Poll::Pending;
         }
-        // Reading until the socket has no more: readiness is only reported again after it was exhausted. Tokio's budget
-        // ends this loop for a connection that is flooded, so the others get their turn.
-        while reads {
-            let handler = &mut self.handler;
-            match self.connection.poll_frames(cx, |frame, wire| handler.on_frame(frame, wire)) {
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(reason)) => return Poll::Ready(Err(reason)),
-                Poll::Pending => break,
-            }
+        if reads && let Err(reason) = self.read_all(cx) {
+            return Poll::Ready(Err(reason));
         }
         self.run_deadlines(cx);
         match self.connection.poll_write(cx) {
             Poll::Ready(Err(reason)) => Poll::Ready(Err(reason)),
             _ => Poll::Pending,
+        }
+    }
+
+    /// Reads until the socket has no more: readiness is only reported again after it was exhausted. Tokio's budget ends this for a
+    /// connection that is flooded, so the others get their turn.
+    fn read_all(&mut self, cx: &mut Context<'_>) -> Result<(), ClosedReason> {
+        loop {
+            let handler = &mut self.handler;
+            match self.connection.poll_frames(cx, |frame, wire| handler.on_frame(frame, wire)) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(reason)) => return Err(reason),
+                Poll::Pending => return Ok(()),
+            }
         }
     }
 
