@@ -1,6 +1,7 @@
 //! Benchmarks: one file each. Every one starts what it needs, measures, and cleans up; what it prints was measured in that run.
 
 mod agent;
+mod all;
 pub(crate) mod bus;
 mod compile;
 mod control;
@@ -11,6 +12,7 @@ mod e2e_commits;
 mod e2e_raw;
 mod enforce;
 mod fanout;
+mod figures;
 mod fixture;
 pub(crate) mod fleet;
 mod join;
@@ -45,32 +47,25 @@ pub enum Bench {
     Source(source::Options),
     /// Packets a second through the policy of a full host, against connection tracking alone and against iptables.
     Packets(agent::Options),
+    /// All of them and the scenarios of fleets, one after the other.
+    All(all::Options),
+    /// What `all --json` printed, as the tables of BENCHMARKS.md.
+    Page(figures::Options),
     /// A fleet registers at once, and then lives: beats, leaves, comes back, vanishes. What it costs, and what is left behind.
     Register(register::Options),
 }
 
-impl Bench {
-    pub fn name(&self) -> &'static str {
-        match self {
-            Bench::Compile => "compile",
-            Bench::Control(_) => "control",
-            Bench::E2e(_) => "e2e",
-            Bench::Enforce(_) => "enforce",
-            Bench::Packets(_) => "packets",
-            Bench::Source(_) => "source",
-            Bench::Wire => "wire",
-            Bench::Fanout(_) => "fanout",
-            Bench::Join(_) => "join",
-            Bench::Register(_) => "register",
-        }
-    }
-}
-
 /// Runs one benchmark to its end, on a runtime of its own.
-pub fn run(bench: &Bench) -> anyhow::Result<Report> {
+pub fn run(bench: &Bench) -> anyhow::Result<Output> {
+    match bench {
+        Bench::All(options) => return all::run(options).map(Output::All),
+        Bench::Page(options) => return figures::run(options).map(Output::Words),
+        _ => {}
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let report = runtime.block_on(async {
         match bench {
+            Bench::All(_) | Bench::Page(_) => anyhow::bail!("these are no benchmarks of their own"),
             Bench::Compile => compile::run(),
             Bench::Control(options) => control::run(options).await,
             Bench::E2e(options) => e2e::run(options).await,
@@ -82,7 +77,36 @@ pub fn run(bench: &Bench) -> anyhow::Result<Report> {
             Bench::Join(options) => join::run(options).await,
             Bench::Register(options) => register::run(options).await,
         }
-    })
+    });
+    report.map(Output::One)
+}
+
+/// What there is to print.
+pub enum Output {
+    One(Report),
+    All(serde_json::Value),
+    Words(String),
+}
+
+impl Output {
+    pub fn print(&self, json: bool) {
+        match self {
+            Output::One(report) if json => println!("{}", report.json()),
+            Output::One(report) => println!("{}", report.table()),
+            Output::All(all) if json => println!("{all}"),
+            // The same file that the page is made of, for people who only look.
+            Output::All(all) => println!("{}", serde_json::to_string_pretty(all).unwrap_or_default()),
+            Output::Words(words) => println!("{words}"),
+        }
+    }
+
+    /// Everything that was asked for was measured.
+    pub fn is_whole(&self) -> bool {
+        match self {
+            Output::All(all) => all["failed"].as_object().is_some_and(serde_json::Map::is_empty),
+            Output::One(_) | Output::Words(_) => true,
+        }
+    }
 }
 
 /// Says on stderr what is being done, for people who wait.

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use groupcast_bus_config::{streams, subjects};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::topic::Topic;
-use groupcast_topics::reader::{Commit, Effect, Event, Incident, Reader, Settings};
+use groupcast_topics::reader::{Commit, Effect, Event, Incident, Reader, Settings, together};
 
-use crate::lean::{Frame, Handler, MessageFrame, Wire};
+use crate::lean::{Frame, Handler, MessageFrame, Stall, Wire};
 
 /// Subscription numbers. Topics come after the fixed ones.
 const ANSWERS_SID: u64 = 1;
@@ -34,6 +34,26 @@ pub trait Observer: Send + 'static {
     fn on_incident(&mut self, incident: Incident) {
         let _ = incident;
     }
+
+    /// What keeps this host from its connection.
+    fn stall(&self) -> Option<Stall> {
+        None
+    }
+
+    /// Another previous revision and delta for the reader than those that arrived: a host with a part of the protocol left out.
+    fn sabotaged(&self, delta: Delivered<'_>, reader: &Reader) -> Option<(u64, Vec<u8>)> {
+        let _ = (delta, reader);
+        None
+    }
+}
+
+/// A delta that has arrived.
+#[derive(Debug, Clone, Copy)]
+pub struct Delivered<'a> {
+    pub topic: &'a Topic,
+    pub revision: u64,
+    pub previous: u64,
+    pub payload: &'a [u8],
 }
 
 pub enum Command {
@@ -41,7 +61,11 @@ pub enum Command {
     Start,
     /// Listen to a subject that is no topic; what arrives there goes to the observer only.
     Overhear(String),
+    /// Look at what the host holds.
+    Look(Look),
 }
+
+pub type Look = Box<dyn FnOnce(&Reader) + Send>;
 
 pub struct Host<O> {
     reader: Reader,
@@ -93,13 +117,25 @@ impl<O: Observer> Host<O> {
         self.reader.handle(Event::Disconnected, now_ms);
     }
 
+    /// The process has ended and another begun: it knows nothing, and keeps what its observer knows.
+    pub fn begin_anew(&mut self, host: HostId, settings: Settings, seed: u64) {
+        self.reader = Reader::new(host, settings, seed);
+        self.topics.clear();
+        self.sids.clear();
+        self.flushes.clear();
+    }
+
+    pub fn observer(&mut self) -> &mut O {
+        &mut self.observer
+    }
+
     fn now_ms(&self) -> u64 {
         self.born.elapsed().as_millis() as u64
     }
 
     fn handle(&mut self, event: Event<'_>, wire: &mut Wire<'_>) {
         let now_ms = self.now_ms();
-        let mut effects = VecDeque::from(self.reader.handle(event, now_ms));
+        let mut effects = VecDeque::from(together(self.reader.handle(event, now_ms)));
         while let Some(effect) = effects.pop_front() {
             match effect {
                 Effect::Subscribe(topic) => self.subscribe(topic, wire),
@@ -154,7 +190,11 @@ impl<O: Observer> Host<O> {
                     && self.observer.on_delivery(&message)
                     && let Some((revision, previous)) = republished(&message)
                 {
-                    let event = Event::Delta { topic: topic.clone(), revision, previous, payload: message.payload };
+                    let delta = Delivered { topic, revision, previous, payload: message.payload };
+                    let instead = self.observer.sabotaged(delta, &self.reader);
+                    let (previous, payload) =
+                        instead.as_ref().map_or((previous, message.payload), |(previous, payload)| (*previous, payload));
+                    let event = Event::Delta { topic: topic.clone(), revision, previous, payload };
                     self.handle(event, wire);
                 }
             }
@@ -207,6 +247,7 @@ impl<O: Observer> Handler for Host<O> {
                 wire.outbound.subscribe(&self.ctl, CTL_SID);
                 self.handle(Event::Connected, wire);
             }
+            Command::Look(look) => look(&self.reader),
             Command::Overhear(subject) => wire.outbound.subscribe(&subject, OVERHEARD_SID),
         }
     }
@@ -217,5 +258,9 @@ impl<O: Observer> Handler for Host<O> {
 
     fn on_deadline(&mut self, _now: Instant, wire: &mut Wire<'_>) {
         self.handle(Event::Tick, wire);
+    }
+
+    fn stall(&self) -> Option<Stall> {
+        self.observer.stall()
     }
 }

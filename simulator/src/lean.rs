@@ -13,5 +13,5 @@ mod parse;
 pub use client::{Client, ClientError, Message};
 pub use connection::{ClosedReason, ConnectError, ConnectOptions, Connection, Credentials, OUTBOUND_BYTES_MAX, Wire};
 pub use encode::Outbound;
-pub use fleet::{CommandSender, Handler, Running, spawn};
+pub use fleet::{CommandSender, Handler, Running, Stall, spawn};
 pub use parse::{CONTROL_LINE_BYTES_MAX, Decoder, Frame, Headers, MessageFrame, PAYLOAD_BYTES_MAX, ParseError, Parsed, parse};

@@ -33,6 +33,8 @@ enum Command {
     Explore(explore::Options),
     /// Runs a fleet of hosts through a scenario; exits with 1 if a threshold is broken or something happened that must not.
     Run(fleet::Options),
+    /// Runs a scenario at several sizes and prints one table, and an estimate for a larger fleet.
+    Growth(fleet::growth::Options),
     /// Sets two runs side by side: the folders that `--out` named, or their summary.json.
     Compare { first: PathBuf, second: PathBuf },
 }
@@ -40,15 +42,20 @@ enum Command {
 fn main() -> anyhow::Result<ExitCode> {
     match Arguments::parse().command {
         Command::Bench { bench, json } => {
-            let report = bench::run(&bench)?;
-            match json {
-                true => println!("{}", report.json()),
-                false => println!("{}", report.table()),
+            let output = bench::run(&bench)?;
+            output.print(json);
+            if !output.is_whole() {
+                return Ok(ExitCode::FAILURE);
             }
         }
         Command::Fake { server } => fake::run(&server)?,
         Command::Run(options) => {
             if !fleet::run(&options)? {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        Command::Growth(options) => {
+            if !fleet::growth::run(&options)? {
                 return Ok(ExitCode::FAILURE);
             }
         }

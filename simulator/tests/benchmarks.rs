@@ -150,3 +150,23 @@ fn source_measures_polls_of_all_kinds() {
         (&300.into(), &1.into(), &1.into())
     );
 }
+
+/// Each as a process of its own, all of it one object, and that object as a page.
+#[test]
+fn all_become_one_object_and_a_page() {
+    let sim = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_groupcast-sim"));
+        command.args(arguments).stderr(Stdio::inherit()).output().expect("groupcast-sim runs")
+    };
+    let output = sim(&["bench", "all", "--small", "--only", "wire,fanout", "--json"]);
+    assert!(output.status.success());
+    let all: Value = serde_json::from_slice(&output.stdout).expect("one object");
+    assert_eq!(all["benches"]["wire"]["reach"]["join_wire_bytes"], "≤ 420", "{all}");
+    assert_eq!(all["benches"]["fanout"]["results"]["hosts"], 10, "{all}");
+    let file = std::env::temp_dir().join(format!("groupcast-figures-{}.json", std::process::id()));
+    std::fs::write(&file, &output.stdout).expect("written");
+    let page = sim(&["bench", "page", file.to_str().expect("text")]);
+    std::fs::remove_file(&file).expect("removed");
+    let text = String::from_utf8(page.stdout).expect("text");
+    assert!(page.status.success() && text.contains("| join_wire_bytes |") && text.contains("#### fanout"), "{text}");
+}

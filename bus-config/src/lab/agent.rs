@@ -120,6 +120,10 @@ impl Agent {
         &self.settings.host
     }
 
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.settings.log()).unwrap_or_default()
     }

@@ -72,6 +72,10 @@ impl Process {
         Ok(())
     }
 
+    pub fn has_ended(&mut self) -> anyhow::Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
     /// SIGTERM: hands over and ends.
     pub fn terminate(&self) -> anyhow::Result<()> {
         Ok(kill(Pid::from_raw(i32::try_from(self.child.id())?), Signal::SIGTERM)?)

@@ -118,10 +118,14 @@ impl Serialize for Report {
                 serializer.collect_map(self.0.iter().map(|row| (row.name, &row.value)))
             }
         }
-        let mut map = serializer.serialize_map(Some(3))?;
+        let reach: Vec<(&str, String)> = self.rows.iter().filter_map(|row| Some((row.name, row.reach?.to_string()))).collect();
+        let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("format_version", FORMAT_VERSION)?;
         map.serialize_entry("bench", self.bench)?;
         map.serialize_entry("results", &Rows(&self.rows))?;
+        if !reach.is_empty() {
+            map.serialize_entry("reach", &reach.into_iter().collect::<std::collections::BTreeMap<_, _>>())?;
+        }
         map.end()
     }
 }
@@ -133,7 +137,10 @@ mod tests {
     #[test]
     fn results_keep_their_order_and_their_precision() {
         let report = Report::new("some").with("z", 7u64).with_goal("a_ms", 1.23456, 1.3).with_floor("m", 2.0, 0.9);
-        assert_eq!(report.json(), r#"{"format_version":"1","bench":"some","results":{"z":7,"a_ms":1.235,"m":2.0}}"#);
+        assert_eq!(
+            report.json(),
+            r#"{"format_version":"1","bench":"some","results":{"z":7,"a_ms":1.235,"m":2.0},"reach":{"a_ms":"≤ 1.3","m":"≥ 0.9"}}"#
+        );
         let table = report.table().to_string();
         assert!(table.contains("a_ms") && table.contains("≤ 1.3") && table.contains("≥ 0.9"), "{table}");
     }

@@ -1,5 +1,5 @@
-//! What the explored world is about: a small catalogue and registry, compiled; hosts with model kernels that enforce what they are
-//! given; and packets that show whether they do.
+//! What the explored world is about: a small catalogue and registry, compiled; hosts that register themselves; hosts with model kernels
+//! that enforce what they are given; and packets that show whether they do.
 
 use groupcast_enforce::enforcer::Enforcer;
 use groupcast_enforce::engine::Engine;
@@ -9,6 +9,7 @@ use groupcast_enforce::settings::{Settings, Stamp};
 use groupcast_enforce::trial::{self, Dice, Probe, Stage, WORKLOADS};
 use groupcast_policy::doc::Document;
 use groupcast_policy::ids::HostId;
+use groupcast_policy::model::Event;
 use groupcast_policy::needs::Documents;
 use groupcast_policy::resolve::{HostPolicy, resolve};
 use groupcast_policy::rule::Direction;
@@ -16,7 +17,9 @@ use groupcast_policy::topic::Topic;
 use groupcast_topics::Map;
 use groupcast_topics::random::Random;
 use groupcast_topics::reader::{Commit, Reader};
-use groupcast_topics::sim::Script;
+use groupcast_topics::sim::{Moment, Script};
+
+use super::guests::{Guests, Rates};
 
 /// Workloads are registered on the first two hosts; a third would have none.
 pub const HOSTS_MAX: u64 = 2;
@@ -33,18 +36,28 @@ struct Machine {
     /// The agent has begun anew: it adopts the table and compares everything with the first commit.
     begun: bool,
     open: Vec<Probe>,
+    /// Everything that passed since connections were forgotten: what follows it belongs to a connection.
+    met: Vec<Probe>,
+}
+
+/// Whether a packet belongs to the connection that another began.
+fn belongs(first: &Probe, probe: &Probe) -> bool {
+    let same = (first.from, first.to, first.payload) == (probe.from, probe.to, probe.payload);
+    let answers = (first.from, first.to, first.payload.reply()) == (probe.to, probe.from, probe.payload);
+    first.family == probe.family && (same || answers)
 }
 
 impl Machine {
     fn new(id: HostId) -> Self {
         let engine = Engine::new(id.clone(), settings(), trial::attachments(), Stamp::FIRST);
-        Self { id, engine, kernel: ModelKernel::default(), begun: true, open: Vec::new() }
+        Self { id, engine, kernel: ModelKernel::default(), begun: true, open: Vec::new(), met: Vec::new() }
     }
 }
 
 pub struct Story {
     stage: Stage,
     machines: Vec<Machine>,
+    guests: Guests,
     dice: Dice,
 }
 
@@ -88,9 +101,17 @@ fn fate(passes: bool) -> Fate {
 }
 
 impl Story {
-    pub fn new(seed: u64, hosts: u64) -> anyhow::Result<Self> {
+    pub fn new(seed: u64, hosts: u64, controllers: u64, rates: Rates) -> anyhow::Result<Self> {
         let machines = (0..hosts.clamp(1, HOSTS_MAX)).map(|number| Ok(Machine::new(HostId::new(&format!("h{number}"))?)));
-        Ok(Self { stage: Stage::default(), machines: machines.collect::<anyhow::Result<_>>()?, dice: Dice::new(seed) })
+        let guests = Guests::new(seed, controllers as usize, rates);
+        Ok(Self { stage: Stage::default(), machines: machines.collect::<anyhow::Result<_>>()?, guests, dice: Dice::new(seed) })
+    }
+
+    fn apply(&mut self, events: &[Event], desired: &mut Map<Topic, Document>) {
+        for (topic, _) in self.stage.change(events) {
+            let document = self.stage.document(&topic).cloned().unwrap_or_default();
+            desired.insert(topic, document);
+        }
     }
 }
 
@@ -105,10 +126,19 @@ impl Script for Story {
             let small = self.dice.percent(50);
             events.push(if small { self.stage.nudge(&mut self.dice) } else { trial::event(&mut self.dice) });
         }
-        for (topic, _) in self.stage.change(&events) {
-            let document = self.stage.document(&topic).cloned().unwrap_or_default();
-            desired.insert(topic, document);
+        self.apply(&events, desired);
+    }
+
+    fn passed(&mut self, moment: &Moment<'_>, desired: &mut Map<Topic, Document>) -> Result<bool, String> {
+        let events = self.guests.passed(moment)?;
+        if !events.is_empty() {
+            self.apply(&events, desired);
         }
+        Ok(!events.is_empty())
+    }
+
+    fn settled(&mut self) -> Result<(), String> {
+        self.guests.settled()
     }
 
     fn crashed(&mut self, host: usize) {
@@ -143,10 +173,16 @@ impl Script for Story {
         }
         for _ in 0..PROBES {
             let probe = Probe::roll(&mut self.dice);
+            if machine.met.iter().any(|met| belongs(met, &probe)) {
+                continue; // nothing new
+            }
             let found = machine.kernel.send(&packet(&probe));
             let expected = begins_a_connection(probe.family, &probe.payload) && allows(&policy, &probe, false);
             if found != fate(expected) {
                 return Err(wrong("a new flow", &probe, found));
+            }
+            if found == Fate::Passed {
+                machine.met.push(probe);
             }
             let answered = found == Fate::Passed && machine.kernel.send(&packet(&probe).answer()) == Fate::Passed;
             if answered && machine.open.len() < OPEN_MAX {
@@ -156,6 +192,7 @@ impl Script for Story {
         machine.open.retain(|probe| allows(&policy, probe, false) && allows(&policy, probe, true));
         if machine.open.is_empty() {
             machine.kernel.forget();
+            machine.met.clear();
         }
         Ok(())
     }

@@ -3,10 +3,12 @@
 //! Each version of a group carries an address that no other has, its mark. A host that holds a mark has enforced that change and, of
 //! the same group, every one before it.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use groupcast_topics::reader::Incident;
 use hdrhistogram::Histogram;
 
 /// A minute is more than any change may take; longer ones count as a minute.
@@ -29,6 +31,8 @@ pub struct Second {
     pub p50_ms: f64,
     pub p99_ms: f64,
     pub max_ms: f64,
+    /// How old the oldest change is that some host it concerns does not have.
+    pub lag_ms: f64,
 }
 
 pub struct Marks {
@@ -39,7 +43,8 @@ pub struct Marks {
     phase: Mutex<Histogram<u64>>,
     pub deliveries: AtomicU64,
     pub delivered_bytes: AtomicU64,
-    pub incidents: AtomicU64,
+    /// What hosts had to repair, by kind.
+    incidents: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 fn histogram() -> anyhow::Result<Histogram<u64>> {
@@ -62,8 +67,35 @@ impl Marks {
             phase: Mutex::new(histogram()?),
             deliveries: AtomicU64::new(0),
             delivered_bytes: AtomicU64::new(0),
-            incidents: AtomicU64::new(0),
+            incidents: Mutex::default(),
         })
+    }
+
+    pub fn begun(&self) -> Instant {
+        self.begun
+    }
+
+    pub fn is_written(&self, mark: u32) -> bool {
+        self.changes.get(mark as usize).is_some_and(|change| change.written_ns.load(Ordering::Acquire) > 0)
+    }
+
+    pub fn incident(&self, incident: &Incident) {
+        let kind = match incident {
+            Incident::Malformed { .. } => "malformed",
+            Incident::Corrupt { .. } => "corrupt",
+            Incident::LowerTerm { .. } => "lower_term",
+            Incident::Gap { .. } => "gap",
+            Incident::Incomplete { .. } => "incomplete",
+            Incident::AskTimedOut => "ask_timed_out",
+            Incident::AskRefused { .. } => "ask_refused",
+            Incident::AnswerRejected { .. } => "answer_rejected",
+            Incident::TooManyPending => "too_many_pending",
+        };
+        *locked(&self.incidents).entry(kind).or_default() += 1;
+    }
+
+    pub fn incidents(&self) -> BTreeMap<&'static str, u64> {
+        locked(&self.incidents).clone()
     }
 
     pub fn now_s(&self) -> f64 {
@@ -92,8 +124,12 @@ impl Marks {
         locked(&self.phase).saturating_record(us);
     }
 
-    pub fn arrivals(&self, mark: u32) -> u32 {
-        self.changes.get(mark as usize).map_or(0, |change| change.arrived.load(Ordering::Relaxed))
+    /// How old the change is, if not so many hosts have it.
+    pub fn open_ms(&self, mark: u32, hosts: usize) -> Option<f64> {
+        let change = self.changes.get(mark as usize)?;
+        let written_ns = change.written_ns.load(Ordering::Acquire);
+        let open = written_ns > 0 && (change.arrived.load(Ordering::Relaxed) as usize) < hosts;
+        open.then(|| (self.begun.elapsed().as_nanos() as u64).saturating_sub(written_ns) as f64 / 1e6)
     }
 
     /// How long the change took to the last host, if so many have it.
@@ -105,7 +141,7 @@ impl Marks {
     }
 
     /// What the last second showed; begins the next.
-    pub fn second(&self, changes: u64) -> Second {
+    pub fn second(&self, changes: u64, lag_ms: f64) -> Second {
         let mut recent = locked(&self.recent);
         let ms = |us: u64| us as f64 / 1e3;
         let second = Second {
@@ -115,6 +151,7 @@ impl Marks {
             p50_ms: ms(recent.value_at_quantile(0.5)),
             p99_ms: ms(recent.value_at_quantile(0.99)),
             max_ms: ms(recent.max()),
+            lag_ms,
         };
         recent.reset();
         second

@@ -1,226 +1,267 @@
-//! The report as one page: plots drawn here, nothing loaded from anywhere.
+//! The report as one page that needs nothing else: plots drawn here, light or dark as its reader's system is.
 
 use std::fmt::Write as _;
 
-use super::report::Run;
+use super::plot::{self, Band, Line, Plot, Scale, bars, escape, number};
+use super::report::{PhaseReport, Run};
+use super::resources::Sample;
 use super::threshold::Threshold;
 
-const WIDTH: f64 = 960.0;
-const HEIGHT: f64 = 240.0;
-const LEFT: f64 = 64.0;
-const RIGHT: f64 = 12.0;
-const TOP: f64 = 14.0;
-const BOTTOM: f64 = 30.0;
-const COLOURS: [&str; 4] = ["#2563eb", "#dc2626", "#059669", "#d97706"];
+const WIDE: f64 = 1_040.0;
+const NARROW: f64 = 510.0;
+/// The percentiles that distributions are drawn at; how many of a million are slower.
+const SLOWER: [f64; 9] = [500_000.0, 250_000.0, 100_000.0, 30_000.0, 10_000.0, 3_000.0, 1_000.0, 100.0, 10.0];
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:1020px;margin:2rem auto;padding:0 1rem;color:#1f2937}\
-h1{font-size:1.5rem;margin-bottom:0}h2{font-size:1.1rem;margin:2rem 0 .3rem}p.about{color:#6b7280;margin-top:.2rem}\
-table{border-collapse:collapse;margin:.5rem 0}td,th{padding:.15rem .8rem .15rem 0;text-align:left;border-bottom:1px solid #e5e7eb}\
-td.n{text-align:right;font-variant-numeric:tabular-nums}.bad{color:#dc2626;font-weight:600}.good{color:#059669;font-weight:600}\
-svg{display:block;width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#6b7280}.key span{margin-right:1.2rem}\
-.key i{display:inline-block;width:.8rem;height:.2rem;margin-right:.35rem;vertical-align:middle}";
+const STYLE: &str = include_str!("page.css");
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+fn line(name: &str, run: &Run, of: impl Fn(&Sample) -> f64) -> Line {
+    let points = run.samples.iter().map(|sample| ((sample.second.at_s - run.begun_s).max(0.0), of(sample)));
+    Line { name: name.to_owned(), points: points.collect() }
 }
 
-/// Round numbers that divide a range.
-fn ticks(max: f64) -> Vec<f64> {
-    let rough = (max / 4.0).max(1e-9);
-    let unit = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * unit).find(|step| *step >= rough).unwrap_or(unit);
-    (0..=(max / step).ceil() as usize).map(|n| n as f64 * step).collect()
+struct Over<'a> {
+    run: &'a Run,
+    seconds: f64,
+    bands: Vec<Band>,
 }
 
-fn number(value: f64) -> String {
-    match value.abs() {
-        0.0 => "0".into(),
-        small if small < 1.0 => format!("{value:.2}"),
-        middle if middle < 100.0 => format!("{:.1}", value).trim_end_matches(".0").to_owned(),
-        thousands if thousands < 1e6 => format!("{value:.0}"),
-        _ => format!("{:.1} M", value / 1e6),
+impl<'a> Over<'a> {
+    fn new(run: &'a Run) -> Self {
+        let at = |second: f64| (second - run.begun_s).max(0.0);
+        let seconds = run.samples.last().map_or(1.0, |sample| at(sample.second.at_s)).max(1.0);
+        let bands = run.happened.iter().enumerate().map(|(index, fault)| Band {
+            from: at(fault.from_s),
+            to: at(fault.to_s).min(seconds),
+            number: index + 1,
+            name: fault.kind.name().to_owned(),
+        });
+        Self { run, seconds, bands: bands.collect() }
+    }
+
+    /// Against time, with the faults.
+    fn time(&self, (width, height): (f64, f64), y_name: &str, logarithmic: bool, lines: &[Line]) -> String {
+        let values = || lines.iter().flat_map(|line| line.points.iter().map(|(_, value)| *value));
+        let y = if logarithmic { Scale::logarithmic(values()) } else { Scale::linear(values()) };
+        // Numbers of faults need room; the small plots only shade.
+        let bands: Vec<Band> = if width > NARROW { self.bands.clone() } else { Vec::new() };
+        let x = Scale::Linear { max: self.seconds };
+        Plot {
+            width,
+            height,
+            x_name: "seconds after the first phase began",
+            y_name,
+            x,
+            y,
+            x_ticks: Some(seconds(self.seconds)),
+            lines,
+            bands: &bands,
+        }
+        .svg()
+    }
+
+    fn faults(&self) -> String {
+        if self.bands.is_empty() {
+            return String::new();
+        }
+        let mut rows = String::new();
+        for (band, fault) in self.bands.iter().zip(&self.run.happened) {
+            let back = fault.back_ms.map_or_else(
+                || if fault.kind.cuts_off() { "never".into() } else { "–".into() },
+                |ms| {
+                    let (digits, unit) = plot::time(ms);
+                    format!("{digits} {unit}")
+                },
+            );
+            let _ = write!(
+                rows,
+                "<tr><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{:.1}</td><td class=\"n\">{:.1}</td><td class=\"n\">{back}</td></tr>",
+                band.number,
+                escape(&band.name),
+                band.from,
+                band.to
+            );
+        }
+        format!(
+            "<table><tr><th>no.</th><th>fault</th><th class=\"n\">from s</th><th class=\"n\">to s</th><th class=\"n\">all hosts back after</th></tr>{rows}</table>"
+        )
     }
 }
 
-struct Line<'a> {
-    name: &'a str,
-    points: Vec<(f64, f64)>,
+/// Round times.
+fn seconds(max: f64) -> Vec<(f64, String)> {
+    let steps = [1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0];
+    let step = steps.into_iter().find(|step| max / step <= 12.0).unwrap_or(max / 10.0);
+    (0..=(max / step) as usize).map(|n| (n as f64 * step, number(n as f64 * step))).collect()
 }
 
-/// A band behind the lines.
-struct Band {
-    from: f64,
-    to: f64,
-    name: String,
-}
-
-fn plot(lines: &[Line<'_>], bands: &[Band], unit: &str) -> String {
-    let points = || lines.iter().flat_map(|line| line.points.iter());
-    let x_max = points().map(|(x, _)| *x).fold(1.0, f64::max);
-    let y_ticks = ticks(points().map(|(_, y)| *y).filter(|y| y.is_finite()).fold(1e-3, f64::max));
-    let y_max = y_ticks.last().copied().unwrap_or(1.0);
-    let x = |value: f64| LEFT + value / x_max * (WIDTH - LEFT - RIGHT);
-    let y = |value: f64| HEIGHT - BOTTOM - value / y_max * (HEIGHT - TOP - BOTTOM);
-    let mut svg = format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">");
-    for band in bands {
-        let (from, to) = (x(band.from.max(0.0)), x(band.to.min(x_max)));
-        let (width, height, middle) = ((to - from).max(1.5), HEIGHT - TOP - BOTTOM, TOP + 90.0);
-        let (name, words) = (escape(&band.name), from + 10.0);
-        let _ = write!(
-            svg,
-            "<rect x=\"{from:.1}\" y=\"{TOP}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"#fde68a\" opacity=\"0.55\"><title>{name}</title></rect>\
-             <text x=\"{words:.1}\" y=\"{middle:.1}\" transform=\"rotate(-90 {words:.1} {middle:.1})\">{name}</text>",
-        );
-    }
-    for tick in &y_ticks {
-        let at = y(*tick);
-        let _ = write!(
-            svg,
-            "<line x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#e5e7eb\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-            WIDTH - RIGHT,
-            LEFT - 6.0,
-            at + 4.0,
-            number(*tick)
-        );
-    }
-    for tick in ticks(x_max).into_iter().filter(|tick| *tick <= x_max) {
-        let _ =
-            write!(svg, "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{} s</text>", x(tick), HEIGHT - 10.0, number(tick));
-    }
-    let _ = write!(svg, "<text x=\"4\" y=\"{:.1}\">{unit}</text>", TOP - 3.0);
-    for (line, colour) in lines.iter().zip(COLOURS) {
-        let path: Vec<String> =
-            line.points.iter().filter(|(_, y)| y.is_finite()).map(|(px, py)| format!("{:.1},{:.1}", x(*px), y(*py))).collect();
-        let _ = write!(svg, "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.6\" points=\"{}\"/>", path.join(" "));
-    }
-    svg.push_str("</svg><p class=\"key\">");
-    for (line, colour) in lines.iter().zip(COLOURS) {
-        let _ = write!(svg, "<span><i style=\"background:{colour}\"></i>{}</span>", escape(line.name));
-    }
-    svg.push_str("</p>");
-    svg
-}
-
-/// Bars from nothing, longest first where they are sorted so.
-fn bars(rows: &[(String, f64, String)]) -> String {
-    let most = rows.iter().map(|(_, value, _)| *value).fold(1e-9, f64::max);
-    let mut svg = format!("<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\">", rows.len() as f64 * 34.0 + 6.0);
-    for (index, (name, value, label)) in rows.iter().enumerate() {
-        let top = index as f64 * 34.0 + 4.0;
-        let _ = write!(
-            svg,
-            "<text x=\"0\" y=\"{:.1}\">{}</text><rect x=\"260\" y=\"{top:.1}\" height=\"20\" width=\"{:.1}\" fill=\"{}\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
-            top + 14.0,
-            escape(name),
-            (value / most * 560.0).max(1.0),
-            if index == 0 { COLOURS[0] } else { "#9ca3af" },
-            268.0 + (value / most * 560.0).max(1.0),
-            top + 14.0,
-            escape(label)
-        );
-    }
-    svg.push_str("</svg>");
-    svg
-}
-
-/// How many arrivals took how long, in bins that double.
+/// How many arrivals took how long: by percentile, further to the right the rarer.
 fn distribution(run: &Run) -> String {
-    let mut text = String::new();
+    let rare = |slower: f64| (1e6 / slower).log10();
+    let drawn = |phase: &PhaseReport| {
+        let points =
+            SLOWER.iter().map(|slower| (rare(*slower), phase.latency.value_at_quantile(1.0 - slower / 1e6) as f64 / 1e3));
+        Line { name: phase.name.clone(), points: points.collect() }
+    };
+    let lines: Vec<Line> = run.phases.iter().filter(|phase| !phase.latency.is_empty()).map(drawn).collect();
+    let y = Scale::logarithmic(lines.iter().flat_map(|line| line.points.iter().map(|(_, value)| *value)));
+    let names = [
+        (500_000.0, "50 %"),
+        (100_000.0, "90 %"),
+        (10_000.0, "99 %"),
+        (1_000.0, "99.9 %"),
+        (100.0, "99.99 %"),
+        (10.0, "99.999 %"),
+    ];
+    let ticks = names.iter().map(|(slower, name)| (rare(*slower), (*name).to_owned())).collect();
+    let plot = Plot {
+        width: WIDE,
+        height: 260.0,
+        x_name: "of all arrivals so many were faster",
+        y_name: "milliseconds",
+        x: Scale::Linear { max: rare(10.0) },
+        y,
+        x_ticks: Some(ticks),
+        lines: &lines,
+        bands: &[],
+    };
+    let mut rows = String::new();
     for phase in &run.phases {
-        let mut rows = Vec::new();
-        let (mut low, mut high) = (0u64, 1_000u64);
-        let total = phase.latency.len();
-        while low < phase.latency.max().max(1) && rows.len() < 20 {
-            let count = phase.latency.count_between(low + 1, high);
-            let share = count as f64 * 100.0 / total.max(1) as f64;
-            rows.push((format!("{} to {} ms", low / 1_000, high / 1_000), share, format!("{share:.2} %")));
-            (low, high) = (high, high * 2);
+        let at = |quantile: f64| number(phase.latency.value_at_quantile(quantile) as f64 / 1e3);
+        let _ = write!(
+            rows,
+            "<tr><td>{}{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+            escape(&phase.name),
+            if phase.warm_up { " <small>(warm-up)</small>" } else { "" },
+            number(phase.changes as f64),
+            number(phase.latency.len() as f64),
+            at(0.5),
+            at(0.99),
+            at(0.999),
+            number(phase.latency.max() as f64 / 1e3)
+        );
+    }
+    format!(
+        "{}<table><tr><th>phase</th><th class=\"n\">changes</th><th class=\"n\">arrivals</th><th class=\"n\">p50 ms</th><th class=\"n\">p99 ms</th>\
+         <th class=\"n\">p99.9 ms</th><th class=\"n\">max ms</th></tr>{rows}</table>",
+        plot.svg()
+    )
+}
+
+fn bytes(run: &Run) -> String {
+    let ours = run.measured()["bytes_per_host"];
+    let mut rows = vec![("groupcast, measured".to_owned(), ours, plot::bytes(ours))];
+    rows.extend(run.others().into_iter().map(|other| {
+        let times = other.bytes_per_host / ours.max(1.0);
+        (other.name.to_owned(), other.bytes_per_host, format!("{} ({} ×)", plot::bytes(other.bytes_per_host), number(times)))
+    }));
+    let how: String =
+        run.others().iter().map(|other| format!("<li><b>{}</b>: {}</li>", escape(other.name), escape(&other.how))).collect();
+    format!(
+        "{}<ul class=\"note\">{how}</ul>",
+        bars(&rows, "bytes to one host during the whole run, headers and protocol included")
+    )
+}
+
+/// What one looks at first.
+fn tiles(run: &Run) -> String {
+    let measured = run.measured();
+    let mut tiles = String::new();
+    for (name, words, unit) in [
+        ("hosts", "hosts", ""),
+        ("topics_per_host", "topics on each", ""),
+        ("changes", "changes", ""),
+        ("enforced_p50", "enforced, median", "ms"),
+        ("enforced_p99", "enforced, 99 %", "ms"),
+        ("enforced_max", "enforced, slowest", "ms"),
+        ("ratio", "of raw NATS", "×"),
+        ("back_max", "all back after", "ms"),
+        ("bytes_unneeded", "bytes not needed", "B"),
+        ("fleet_and_server_mb", "hosts and server", "MB"),
+    ] {
+        if let Some(value) = measured.get(name) {
+            let (shown, unit) = match unit {
+                "ms" => plot::time(*value),
+                other => (number(*value), other),
+            };
+            let (shown, unit) = if value.is_finite() { (shown, unit) } else { ("never".into(), "") };
+            let _ = write!(tiles, "<div class=\"tile\"><b>{shown}<small>{unit}</small></b>{words}</div>");
         }
-        while rows.last().is_some_and(|(_, share, _)| *share == 0.0) {
-            rows.pop();
-        }
-        let _ = write!(text, "<h3>{}: {} arrivals</h3>{}", escape(&phase.name), total, bars(&rows));
+    }
+    format!("<div class=\"tiles\">{tiles}</div>")
+}
+
+fn verdict(run: &Run, thresholds: &[Threshold], broken: &[String]) -> String {
+    let mut text = String::new();
+    if run.violated == 0 {
+        let _ = write!(
+            text,
+            "<p class=\"good\">✓ All {} hosts ended equal to a compile from scratch; no checker objected.</p>",
+            run.scenario.hosts
+        );
+    } else {
+        let _ =
+            write!(text, "<p class=\"bad\">✗ {} times something happened that must not (seed {}):</p>", run.violated, run.seed);
+    }
+    run.violations.iter().for_each(|words| text += &format!("<p class=\"bad\">{}</p>", escape(words)));
+    for threshold in thresholds {
+        let words = broken.iter().find(|words| words.starts_with(&threshold.text));
+        text += &match words {
+            Some(words) => format!("<p class=\"bad\">✗ {}</p>", escape(words)),
+            None => format!("<p class=\"good\">✓ {}</p>", escape(&threshold.text)),
+        };
     }
     text
 }
 
 pub fn page(run: &Run, thresholds: &[Threshold], broken: &[String]) -> String {
-    let at = |second: f64| (second - run.begun_s).max(0.0);
-    let bands: Vec<Band> = run
-        .happened
-        .iter()
-        .map(|fault| Band { from: at(fault.from_s), to: at(fault.to_s), name: fault.kind.name().to_owned() })
-        .collect();
-    let line = |name, of: &dyn Fn(&super::resources::Sample) -> f64| Line {
-        name,
-        points: run.samples.iter().map(|sample| (at(sample.second.at_s), of(sample))).collect(),
-    };
-    let latency = plot(
-        &[line("p50", &|s| s.second.p50_ms), line("p99", &|s| s.second.p99_ms), line("max", &|s| s.second.max_ms)],
-        &bands,
-        "ms",
-    );
-    let rate = plot(
+    let over = Over::new(run);
+    let latency = over.time(
+        (WIDE, 300.0),
+        "milliseconds until enforced",
+        true,
         &[
-            line("changes a second", &|s| s.second.changes as f64),
-            line("arrivals a second", &|s| s.second.arrivals as f64),
-            line("hosts connected", &|s| f64::from(s.connected)),
+            line("p50", run, |s| if s.second.arrivals > 0 { s.second.p50_ms } else { f64::NAN }),
+            line("p99", run, |s| if s.second.arrivals > 0 { s.second.p99_ms } else { f64::NAN }),
+            line("slowest", run, |s| if s.second.arrivals > 0 { s.second.max_ms } else { f64::NAN }),
         ],
-        &bands,
-        "",
     );
-    let cpu = plot(&[line("server", &|s| s.server_cpu), line("controllers", &|s| s.controller_cpu)], &bands, "% of a core");
-    let memory = plot(
-        &[
-            line("server", &|s| s.server_mb),
-            line("largest controller", &|s| s.controller_mb),
-            line("all simulated hosts", &|s| s.own_mb),
-        ],
-        &bands,
+    let small = |name: &str, lines: &[Line]| over.time((NARROW, 210.0), name, false, lines);
+    let changes = small("changes a second", &[line("changes", run, |s| s.second.changes as f64)]);
+    let connected = small("hosts connected", &[line("connected", run, |s| f64::from(s.connected))]);
+    let cpu = small("% of one core", &[line("server", run, |s| s.server_cpu), line("controllers", run, |s| s.controller_cpu)]);
+    let memory = small(
         "MB",
+        &[
+            line("server", run, |s| s.server_mb),
+            line("largest controller", run, |s| s.controller_mb),
+            line("all simulated hosts", run, |s| s.own_mb),
+        ],
     );
-    let ours = run.delivered_bytes as f64 / f64::from(run.scenario.hosts);
-    let mut bytes = vec![("groupcast, measured".to_owned(), ours, format!("{} B", number(ours)))];
-    bytes.extend(run.others().into_iter().map(|other| {
-        (
-            other.name.to_owned(),
-            other.bytes_per_host,
-            format!("{} B ({:.0} x)", number(other.bytes_per_host), other.bytes_per_host / ours.max(1.0)),
-        )
-    }));
-    let how: String =
-        run.others().iter().map(|other| format!("<li>{}: {}</li>", escape(other.name), escape(other.how))).collect();
     let measured: String = run
         .measured()
         .iter()
         .map(|(name, value)| {
-            format!(
-                "<tr><td>{name}</td><td class=\"n\">{}</td></tr>",
-                if value.is_finite() { format!("{value:.3}") } else { "-".into() }
-            )
+            let shown = if value.is_finite() { format!("{value:.3}") } else { "–".into() };
+            format!("<tr><td>{name}</td><td class=\"n\">{shown}</td></tr>")
         })
         .collect();
-    let verdict = match (run.violations.is_empty(), broken.is_empty()) {
-        (true, true) => format!(
-            "<p class=\"good\">All {} hosts ended equal to a compile from scratch; every threshold was reached.</p>",
-            run.equal
-        ),
-        _ => run.violations.iter().chain(broken).map(|words| format!("<p class=\"bad\">{}</p>", escape(words))).collect(),
-    };
-    let demanded: String = thresholds.iter().map(|threshold| format!("<li>{}</li>", escape(&threshold.text))).collect();
     format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>groupcast: {name}</title><style>{STYLE}</style>\
-         <h1>{name}</h1><p class=\"about\">{about} Seed {seed}.</p>{verdict}<ul>{demanded}</ul>\
-         <h2>From a change to its hosts' kernels</h2>{latency}\
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
+         <title>groupcast: {name}</title><style>{STYLE}</style></head><body>\
+         <h1>{name}</h1><p class=\"about\">{about} Seed {seed}.</p>{tiles}{verdict}\
+         <h2>From a change to its hosts’ kernels</h2>{latency}{faults}\
          <h2>How long it took, by phase</h2>{distribution}\
-         <h2>Bytes to one host</h2>{bytes}<ul>{how}</ul>\
-         <h2>Load</h2>{rate}<h2>Processor</h2>{cpu}<h2>Memory</h2>{memory}\
-         <h2>Everything measured</h2><p class=\"about\">Times in milliseconds.</p><table>{measured}</table></html>",
+         <h2>Bytes to one host</h2>{bytes}\
+         <h2>Load, processor and memory</h2><div class=\"pairs\"><div>{changes}</div><div>{connected}</div><div>{cpu}</div><div>{memory}</div></div>\
+         <details><summary>Everything measured</summary><p class=\"note\">Times in milliseconds, memory in MB, processor in percent of one core.</p>\
+         <table>{measured}</table></details></body></html>",
         name = escape(&run.scenario.name),
         about = escape(&run.scenario.about),
         seed = run.seed,
+        tiles = tiles(run),
+        verdict = verdict(run, thresholds, broken),
+        faults = over.faults(),
         distribution = distribution(run),
-        bytes = bars(&bytes),
+        bytes = bytes(run),
     )
 }

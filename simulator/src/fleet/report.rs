@@ -11,6 +11,7 @@ use hdrhistogram::serialization::interval_log::{IntervalLogWriterBuilder, Tag};
 use serde_json::{Value, json};
 
 use super::faults::Happened;
+use super::others::{self, Other};
 use super::page;
 use super::resources::Sample;
 use super::scenario::Scenario;
@@ -31,41 +32,37 @@ pub struct Run {
     pub seed: u64,
     pub topics_per_host: f64,
     pub groups: usize,
-    pub members_per_group: u32,
-    /// Hosts that use each group.
+    /// Simulated hosts that use each group.
     pub spans: Vec<usize>,
     pub join_ms: f64,
+    pub connected_ms: f64,
     pub begun_s: f64,
     pub phases: Vec<PhaseReport>,
     pub samples: Vec<Sample>,
     pub happened: Vec<Happened>,
     pub settled_ms: Option<f64>,
-    pub raw_ms: Option<f64>,
-    pub hot_ms: Option<f64>,
-    pub equal: usize,
+    /// Until the last host had a change of everybody's group, and a plain message of the same bytes.
+    pub hot_ms: Vec<f64>,
+    pub raw_ms: Vec<f64>,
     pub accepted: u64,
+    pub deployed: u64,
     pub retried: u64,
     pub deliveries: u64,
     pub delivered_bytes: u64,
-    pub incidents: u64,
+    pub unneeded_bytes: u64,
+    pub lost: u64,
+    pub pending_max: usize,
+    pub probes: u64,
+    pub incidents: BTreeMap<&'static str, u64>,
+    pub violated: u64,
     pub violations: Vec<String>,
 }
 
-/// What others would have sent, in bytes, for the same changes on the same topology. Each is a formula with its source.
-pub struct Others {
-    pub name: &'static str,
-    pub how: &'static str,
-    pub bytes_per_host: f64,
+fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied()
 }
-
-/// Bytes of a member in the compact form that Neutron answers a host with: 70,193 for a group of a thousand.
-const NEUTRON_COMPACT_MEMBER: f64 = 70.193;
-/// Bytes of a port that Neutron pushes to every host.
-const NEUTRON_PUSH: f64 = 3_994.0;
-/// Seconds between polls in Cloud Foundry, twice in a row: of the cloud controller, and by each host.
-const POLL_S: f64 = 60.0;
-/// Bytes of a group in what is polled: its rules as JSON, about as much as one of ours with its names.
-const POLLED_RULE: f64 = 180.0;
 
 fn ms(us: u64) -> f64 {
     us as f64 / 1e3
@@ -91,31 +88,30 @@ impl Run {
         mean(&self.samples[self.samples.len() - third..]) - mean(&self.samples[third..self.samples.len() - third])
     }
 
-    pub fn others(&self) -> Vec<Others> {
-        let hosts = f64::from(self.scenario.hosts);
-        let changes = self.accepted as f64;
-        let span = self.spans.iter().sum::<usize>() as f64 / self.spans.len().max(1) as f64;
-        let seconds: f64 = self.phases.iter().map(|phase| phase.to_s - phase.from_s).sum();
-        let members = f64::from(self.members_per_group) + span;
-        let rules = 1.0 + f64::from(self.scenario.topology.rules);
-        let groups_per_host = (self.topics_per_host - 2.0) / 2.0;
-        vec![
-            Others {
-                name: "whole groups (Neutron, compact)",
-                how: "each change sends the group's members again to every host that uses it, 70.2 B a member",
-                bytes_per_host: changes * span * members * NEUTRON_COMPACT_MEMBER / hosts,
-            },
-            Others {
-                name: "push to every host (Neutron)",
-                how: "each change is pushed to every host, 3,994 B",
-                bytes_per_host: changes * NEUTRON_PUSH,
-            },
-            Others {
-                name: "two polls of 60 s (Cloud Foundry)",
-                how: "every 60 s each host fetches the rules of all groups it uses, 180 B a rule; up to 120 s late",
-                bytes_per_host: seconds / POLL_S * groups_per_host * rules * POLLED_RULE,
-            },
-        ]
+    /// Over the phases that count.
+    fn mean(&self, of: impl Fn(&Sample) -> f64) -> f64 {
+        let counted = |at: f64| self.phases.iter().any(|phase| !phase.warm_up && (phase.from_s..phase.to_s).contains(&at));
+        let values: Vec<f64> = self.samples.iter().filter(|sample| counted(sample.second.at_s)).map(of).collect();
+        values.iter().sum::<f64>() / values.len().max(1) as f64
+    }
+
+    /// Real agents are among the hosts, and not measured.
+    fn simulated(&self) -> f64 {
+        f64::from(self.scenario.hosts - self.scenario.agents)
+    }
+
+    pub fn others(&self) -> Vec<Other> {
+        let topology = &self.scenario.topology;
+        let hosts = self.simulated().max(1.0);
+        others::others(&others::Shape {
+            hosts,
+            groups: self.groups as f64,
+            groups_per_host: self.spans.iter().sum::<usize>() as f64 / hosts,
+            members_per_group: f64::from(topology.members) + self.spans.iter().sum::<usize>() as f64 / self.groups.max(1) as f64,
+            rules_per_group: 1.0 + f64::from(topology.rules),
+            changes_per_host: self.phases.iter().map(|phase| phase.latency.len()).sum::<u64>() as f64 / hosts,
+            seconds: self.phases.iter().map(|phase| phase.to_s - phase.from_s).sum(),
+        })
     }
 
     /// Names as in thresholds; times in milliseconds.
@@ -133,13 +129,21 @@ impl Run {
             ("enforced_p90", ms(all.value_at_quantile(0.9))),
             ("enforced_p99", ms(all.value_at_quantile(0.99))),
             ("enforced_max", ms(all.max())),
+            ("connected", self.connected_ms),
             ("join", self.join_ms),
             ("settled", self.settled_ms.unwrap_or(f64::NAN)),
-            ("hosts_equal", self.equal as f64),
-            ("violations", self.violations.len() as f64),
-            ("incidents", self.incidents as f64),
+            ("deployed", self.deployed as f64),
+            ("violations", self.violated as f64),
+            ("incidents", self.incidents.values().sum::<u64>() as f64),
             ("deliveries", self.deliveries as f64),
-            ("bytes_per_host", self.delivered_bytes as f64 / f64::from(self.scenario.hosts)),
+            ("deliveries_lost", self.lost as f64),
+            ("pending_max", self.pending_max as f64),
+            ("bytes_per_host", self.delivered_bytes as f64 / self.simulated().max(1.0)),
+            ("bytes_unneeded", self.unneeded_bytes as f64),
+            ("server_cpu", self.mean(|sample| sample.server_cpu)),
+            ("controller_cpu", self.mean(|sample| sample.controller_cpu)),
+            ("fleet_cpu", self.mean(|sample| sample.own_cpu)),
+            ("fleet_and_server_mb", most(|sample| sample.server_mb + sample.own_mb)),
             ("server_mb", most(|sample| sample.server_mb)),
             ("controller_mb", most(|sample| sample.controller_mb)),
             ("fleet_mb", most(|sample| sample.own_mb)),
@@ -148,10 +152,19 @@ impl Run {
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
-        if let (Some(hot), Some(raw)) = (self.hot_ms, self.raw_ms) {
+        if let Some(hot) = median(&self.hot_ms) {
             measured.insert("hot_last_p50".into(), hot);
-            measured.insert("raw_last_p50".into(), raw);
-            measured.insert("ratio".into(), hot / raw.max(1e-6));
+            if let Some(raw) = median(&self.raw_ms) {
+                measured.insert("raw_last_p50".into(), raw);
+                measured.insert("ratio".into(), hot / raw.max(1e-6));
+            }
+        }
+        // A fault from which not everybody came back is no number, and so breaks every threshold.
+        let cut_off = self.happened.iter().filter(|fault| fault.kind.cuts_off());
+        let back = cut_off.map(|fault| fault.back_ms.unwrap_or(f64::NAN)).reduce(|a, b| if a.is_nan() { a } else { a.max(b) });
+        measured.extend(back.map(|back| ("back_max".to_owned(), back)));
+        if self.scenario.agents > 0 {
+            measured.insert("real_packet_rounds".into(), self.probes as f64);
         }
         measured
     }
@@ -178,13 +191,16 @@ impl Run {
         let faults: Vec<Value> = self
             .happened
             .iter()
-            .map(|fault| json!({ "kind": fault.kind.name(), "from_s": fault.from_s - self.begun_s, "to_s": fault.to_s - self.begun_s }))
+            .map(|fault| {
+                let [from_s, to_s] = [fault.from_s, fault.to_s].map(|at| at - self.begun_s);
+                json!({ "kind": fault.kind.name(), "from_s": from_s, "to_s": to_s, "back_ms": fault.back_ms })
+            })
             .collect();
         let others: BTreeMap<&str, f64> =
             self.others().into_iter().map(|other| (other.name, other.bytes_per_host.round())).collect();
         json!({
             "format_version": "1", "scenario": self.scenario.name, "seed": self.seed, "measured": rounded, "phases": phases,
-            "faults": faults, "others_bytes_per_host": others,
+            "faults": faults, "others_bytes_per_host": others, "incidents": self.incidents,
             "thresholds": thresholds.iter().map(|threshold| &threshold.text).collect::<Vec<_>>(),
             "broken": broken, "violations": self.violations,
         })
@@ -204,8 +220,12 @@ impl Run {
         for violation in &self.violations {
             text += &format!("VIOLATION (seed {}): {violation}\n", self.seed);
         }
-        if self.violations.is_empty() {
-            text += &format!("all {} hosts ended equal to a compile from scratch\n", self.equal);
+        if !self.incidents.is_empty() {
+            let kinds: Vec<String> = self.incidents.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
+            text += &format!("repaired by hosts: {}\n", kinds.join(", "));
+        }
+        if self.violated == 0 {
+            text += &format!("all {} hosts ended equal to a compile from scratch\n", self.scenario.hosts);
         }
         text
     }

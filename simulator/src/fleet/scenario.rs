@@ -13,6 +13,9 @@ pub const CONTROLLERS_MAX: u32 = 9;
 pub const CHANGES_PER_S_MAX: u32 = 20_000;
 pub const PHASES_MAX: usize = 100;
 pub const FAULTS_MAX: usize = 1_000;
+pub const SPACES_MAX: u32 = 100_000;
+/// As many as a lab on one machine holds.
+pub const AGENTS_MAX: u32 = groupcast_bus_config::lab::HOSTS_MAX as u32;
 
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     humantime::parse_duration(&String::deserialize(deserializer)?).map_err(D::Error::custom)
@@ -32,6 +35,12 @@ pub struct Scenario {
     /// How many hosts enforce on a model kernel that packets are tried on after every change; the others keep their documents only.
     #[serde(default)]
     pub kernels: Option<u32>,
+    /// So many of the hosts are real agents in network namespaces, with real kernels; needs root.
+    #[serde(default)]
+    pub agents: u32,
+    /// A Cloud Controller whose groups everybody has too, polled by the controllers.
+    #[serde(default)]
+    pub source: bool,
     /// A host that lost its connection comes back after a random time of up to this.
     #[serde(default = "reconnect", deserialize_with = "duration")]
     pub reconnect_jitter: Duration,
@@ -78,6 +87,14 @@ pub struct Topology {
     /// Rules of each group that name addresses, beside the one that names the group.
     #[serde(default)]
     pub rules: u32,
+    /// Of a hundred groups, how many have a rule that names another group.
+    #[serde(default)]
+    pub references_percent: u32,
+    /// Spaces that hosts are spread over, and the groups that are bound to each of them.
+    #[serde(default)]
+    pub spaces: u32,
+    #[serde(default)]
+    pub groups_per_space: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -95,6 +112,9 @@ pub struct Phase {
     /// Changes a second, of a rule.
     #[serde(default)]
     pub rules_per_s: u32,
+    /// Changes a second, of the groups that a workload has.
+    #[serde(default)]
+    pub workloads_per_s: u32,
     /// What is measured here is left out of the totals.
     #[serde(default)]
     pub warm_up: bool,
@@ -113,6 +133,11 @@ pub struct Fault {
     /// Percent of the hosts, where hosts are meant.
     #[serde(default = "hundred")]
     pub percent: u32,
+    /// How much later things arrive, and how many of a hundred do not.
+    #[serde(default, deserialize_with = "duration")]
+    pub delay: Duration,
+    #[serde(default)]
+    pub loss: u32,
 }
 
 fn hundred() -> u32 {
@@ -128,12 +153,34 @@ pub enum FaultKind {
     KillFollower,
     /// SIGSTOP to the controller that leads, SIGCONT when it is over.
     PauseLeader,
+    /// SIGTERM to one controller after the other, each replaced before the next.
+    RollControllers,
     /// SIGKILL to the server, which is started again when it is over.
     KillServer,
+    /// SIGTERM to the server, which is started again when it is over.
+    RestartServer,
     /// SIGSTOP to the server, SIGCONT when it is over.
     PauseServer,
     /// Connections of hosts are cut; each host comes back.
     CutHosts,
+    /// Hosts end without a word and begin anew, knowing nothing; their kernels go on.
+    CrashHosts,
+    /// Hosts stand still; SIGSTOP to real agents.
+    PauseHosts,
+    /// Nothing reaches hosts and nothing leaves them, and nobody is told.
+    PartitionHosts,
+    /// Hosts do not read what they are sent.
+    SlowHosts,
+    /// Whatever hosts are sent arrives later by `delay`; by netem for real agents.
+    DelayHosts,
+    /// Of a hundred deltas `loss` never arrive; packets, by netem, for real agents.
+    LoseDeliveries,
+    /// Somebody publishes as a leader of an earlier term would, past the stream.
+    StaleLeader,
+    /// The groups of workloads change, of all chosen hosts at once.
+    DeployWave,
+    /// The source's server fails every request.
+    SourceOutage,
 }
 
 impl FaultKind {
@@ -142,10 +189,34 @@ impl FaultKind {
             FaultKind::KillLeader => "kill-leader",
             FaultKind::KillFollower => "kill-follower",
             FaultKind::PauseLeader => "pause-leader",
+            FaultKind::RollControllers => "roll-controllers",
             FaultKind::KillServer => "kill-server",
+            FaultKind::RestartServer => "restart-server",
             FaultKind::PauseServer => "pause-server",
             FaultKind::CutHosts => "cut-hosts",
+            FaultKind::CrashHosts => "crash-hosts",
+            FaultKind::PauseHosts => "pause-hosts",
+            FaultKind::PartitionHosts => "partition-hosts",
+            FaultKind::SlowHosts => "slow-hosts",
+            FaultKind::DelayHosts => "delay-hosts",
+            FaultKind::LoseDeliveries => "lose-deliveries",
+            FaultKind::StaleLeader => "stale-leader",
+            FaultKind::DeployWave => "deploy-wave",
+            FaultKind::SourceOutage => "source-outage",
         }
+    }
+
+    /// Whether hosts are cut off, so that how long all of them need to be back is worth knowing.
+    pub fn cuts_off(self) -> bool {
+        use FaultKind::*;
+        matches!(self, KillServer | RestartServer | PauseServer | CutHosts | CrashHosts | PauseHosts | PartitionHosts | SlowHosts)
+    }
+}
+
+impl Phase {
+    /// Changes a second that are measured one by one.
+    pub fn changes_per_s(&self) -> u32 {
+        self.members_per_s + self.hot_per_s + self.rules_per_s
     }
 }
 
@@ -174,13 +245,25 @@ impl Scenario {
         ensure!(span_max <= self.hosts, "topology.span_max is {span_max}, and there are only {} hosts", self.hosts);
         let groups = u64::from(self.hosts) * u64::from(groups_per_host) / u64::from(span_mean);
         ensure!(groups <= GROUPS_MAX, "this makes {groups} groups, and no more than {GROUPS_MAX} are allowed");
+        ensure!(self.agents <= AGENTS_MAX.min(self.hosts), "agents must be at most {AGENTS_MAX} of the hosts");
+        ensure!(self.topology.spaces <= SPACES_MAX, "topology.spaces must be at most {SPACES_MAX}");
+        ensure!(self.topology.spaces > 0 || self.topology.groups_per_space == 0, "groups_per_space without spaces");
+        ensure!(self.topology.references_percent <= 100, "topology.references_percent must be at most 100");
+        for fault in &self.fault {
+            let name = fault.kind.name();
+            ensure!(fault.percent <= 100 && fault.loss <= 100, "fault {name}: percent and loss must be at most 100");
+            ensure!(fault.kind != FaultKind::DelayHosts || !fault.delay.is_zero(), "fault {name}: delay must be set");
+            ensure!(fault.kind != FaultKind::LoseDeliveries || fault.loss > 0, "fault {name}: loss must be set");
+            ensure!(fault.kind != FaultKind::SourceOutage || self.source, "fault {name}: there is no source");
+        }
         ensure!(!self.phase.is_empty() && self.phase.len() <= PHASES_MAX, "there must be from 1 to {PHASES_MAX} phases");
         ensure!(self.fault.len() <= FAULTS_MAX, "there must be at most {FAULTS_MAX} faults");
         for phase in &self.phase {
-            let rate = phase.members_per_s + phase.hot_per_s + phase.rules_per_s;
+            let rate = phase.changes_per_s() + phase.workloads_per_s;
             ensure!(rate <= CHANGES_PER_S_MAX, "phase {}: at most {CHANGES_PER_S_MAX} changes a second", phase.name);
             ensure!(phase.hot_per_s == 0 || self.topology.groups_of_all > 0, "phase {}: no group is everybody's", phase.name);
-            ensure!(phase.members_per_s == 0 || groups > 0, "phase {}: there is no group that some use", phase.name);
+            let some = phase.members_per_s + phase.rules_per_s + phase.workloads_per_s;
+            ensure!(some == 0 || groups > 0, "phase {}: there is no group that some use", phase.name);
         }
         Ok(())
     }
@@ -195,6 +278,7 @@ impl Scenario {
         self.phase.iter_mut().for_each(|phase| phase.duration = phase.duration.mul_f64(factor));
         for fault in &mut self.fault {
             fault.at = fault.at.mul_f64(factor);
+            fault.lasts = fault.lasts.mul_f64(factor.min(1.0));
         }
     }
 }
@@ -256,6 +340,9 @@ mod tests {
             (&["phase.0.duration=soon"], "duration"),
             (&["phase.0.hot_per_s=1"], "everybody"),
             (&["hosts=50001"], "50000"),
+            (&["agents=17", "hosts=20"], "at most 16"),
+            (&["topology.groups_per_space=1"], "without spaces"),
+            (&["topology.references_percent=101"], "at most 100"),
         ] {
             let error = format!("{:#}", set(sets).unwrap_err());
             assert!(error.contains(words), "{sets:?}: {error}");

@@ -172,6 +172,11 @@ impl Connection {
         Poll::Ready(Ok(()))
     }
 
+    /// Ready when there is something to read, or an end to be found.
+    pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.stream.poll_read_ready(cx).map(drop)
+    }
+
     /// Reads once and hands every whole frame to `on_frame`, in wire order; PING is answered here. Safe to stop polling at any time.
     ///
     /// `on_frame` runs inside this call and must not poll another connection of the same thread.

@@ -5,7 +5,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::task::AtomicWaker;
 use tokio::task::JoinHandle;
@@ -32,6 +32,22 @@ pub trait Handler: Send + 'static {
     fn on_deadline(&mut self, now: Instant, wire: &mut Wire<'_>) {
         let _ = (now, wire);
     }
+
+    /// What keeps this connection from being served, if something does; asked whenever it would be.
+    fn stall(&self) -> Option<Stall> {
+        None
+    }
+}
+
+/// A connection that is not served as it should be, on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stall {
+    /// Nothing is read or written until then: as if the network were gone, or the process stopped.
+    Silent(Instant),
+    /// Nothing is read until then.
+    Unread(Instant),
+    /// What arrives is read only after this time.
+    Late(Duration),
 }
 
 struct Mailbox<C> {
@@ -81,7 +97,7 @@ pub struct Running<H: Handler> {
 pub fn spawn<H: Handler>(connection: Connection, handler: H) -> Running<H> {
     let mailbox = Arc::new(Mailbox { commands: Mutex::new(Some(VecDeque::new())), waker: AtomicWaker::new() });
     let commands = CommandSender { mailbox: Arc::clone(&mailbox) };
-    let mut member = Member { connection, handler, mailbox, timer: None };
+    let mut member = Member { connection, handler, mailbox, timer: None, pause: None };
     let task = tokio::spawn(async move {
         let end = poll_fn(|cx| member.poll(cx)).await;
         (member.handler, end)
@@ -95,6 +111,8 @@ struct Member<H: Handler> {
     mailbox: Arc<Mailbox<H::Command>>,
     /// Boxed and only there while a deadline is set: a timer is larger than everything else an idle connection holds.
     timer: Option<Pin<Box<Sleep>>>,
+    /// While it is stalled.
+    pause: Option<Pin<Box<Sleep>>>,
 }
 
 impl<H: Handler> Member<H> {
@@ -103,21 +121,61 @@ impl<H: Handler> Member<H> {
         if self.run_commands().is_none() {
             return Poll::Ready(Ok(()));
         }
-        // Reading until the socket has no more: readiness is only reported again after it was exhausted. Tokio's budget
-        // ends this loop for a connection that is flooded, so the others get their turn.
-        loop {
-            let handler = &mut self.handler;
-            match self.connection.poll_frames(cx, |frame, wire| handler.on_frame(frame, wire)) {
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(reason)) => return Poll::Ready(Err(reason)),
-                Poll::Pending => break,
+        let stall = self.handler.stall();
+        let reads = match stall {
+            None => {
+                self.pause = None;
+                true
             }
+            Some(Stall::Silent(until) | Stall::Unread(until)) => self.has_paused(until, cx),
+            Some(Stall::Late(by)) => self.is_late_enough(by, cx),
+        };
+        if !reads && matches!(stall, Some(Stall::Silent(_))) {
+            return Poll::Pending;
+        }
+        if reads && let Err(reason) = self.read_all(cx) {
+            return Poll::Ready(Err(reason));
         }
         self.run_deadlines(cx);
         match self.connection.poll_write(cx) {
             Poll::Ready(Err(reason)) => Poll::Ready(Err(reason)),
             _ => Poll::Pending,
         }
+    }
+
+    /// Reads until the socket has no more: readiness is only reported again after it was exhausted. Tokio's budget ends this for a
+    /// connection that is flooded, so the others get their turn.
+    fn read_all(&mut self, cx: &mut Context<'_>) -> Result<(), ClosedReason> {
+        loop {
+            let handler = &mut self.handler;
+            match self.connection.poll_frames(cx, |frame, wire| handler.on_frame(frame, wire)) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(reason)) => return Err(reason),
+                Poll::Pending => return Ok(()),
+            }
+        }
+    }
+
+    fn has_paused(&mut self, until: Instant, cx: &mut Context<'_>) -> bool {
+        let until = tokio::time::Instant::from_std(until);
+        let pause = self.pause.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+        if pause.deadline() != until {
+            pause.as_mut().reset(until);
+        }
+        let over = pause.as_mut().poll(cx).is_ready();
+        if over {
+            self.pause = None;
+        }
+        over
+    }
+
+    fn is_late_enough(&mut self, by: Duration, cx: &mut Context<'_>) -> bool {
+        let until = match &self.pause {
+            Some(pause) => pause.deadline().into_std(),
+            None if self.connection.poll_readable(cx).is_ready() => Instant::now() + by,
+            None => return false,
+        };
+        self.has_paused(until, cx)
     }
 
     /// `None` when the sender is gone.

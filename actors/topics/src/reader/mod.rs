@@ -130,6 +130,36 @@ pub struct Commit {
     pub dropped: Vec<Topic>,
 }
 
+/// The same effects with all commits of the event as one, in the place of the last: the reader's documents are those after it, so none
+/// of the earlier ones can be put in force by itself.
+pub fn together(effects: Vec<Effect>) -> Vec<Effect> {
+    let count = effects.iter().filter(|effect| matches!(effect, Effect::Commit(_))).count();
+    if count < 2 {
+        return effects;
+    }
+    let (mut seen, mut whole): (usize, Option<Commit>) = (0, None);
+    let mut merged = Vec::with_capacity(effects.len());
+    for effect in effects {
+        let Effect::Commit(commit) = effect else {
+            merged.push(effect);
+            continue;
+        };
+        seen += 1;
+        whole = Some(match whole.take() {
+            None => commit,
+            Some(mut earlier) => {
+                earlier.edits.extend(commit.edits);
+                earlier.dropped.extend(commit.dropped);
+                Commit { number: commit.number, cut: commit.cut, change: earlier.change.max(commit.change), ..earlier }
+            }
+        });
+        if seen == count {
+            merged.extend(whole.take().map(Effect::Commit));
+        }
+    }
+    merged
+}
+
 /// What went wrong and was or will be repaired; for logs, metrics and the host's report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Incident {

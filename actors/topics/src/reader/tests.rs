@@ -1,6 +1,6 @@
 //! What a reader does with what arrives, one situation a test. Sequences of many are left to the simulated bus.
 
-use groupcast_messages::{Ask, Delta, Nudge};
+use groupcast_messages::{Ask, Cut, Delta, Nudge};
 use groupcast_policy::doc::{Content, Edit, Enforced, Phase, Placement};
 use groupcast_policy::ids::{GroupId, NetworkId, WorkloadId};
 use groupcast_policy::needs::Followers;
@@ -426,4 +426,18 @@ fn a_document_that_is_published_by_reference_is_fetched_unless_it_is_held() {
         assert_eq!(asks(&desk.pass(100)), fetched);
         let Some(Content::Members(_)) = desk.reader.document(&db).and_then(Document::content) else { panic!() };
     }
+}
+
+/// An answer and the deltas behind it are exposed by one event, and the documents are those after all of them.
+#[test]
+fn commits_of_one_event_are_taken_together() {
+    let commit = |number: u64, change: u64, topic: &str| {
+        let edits = vec![(Topic::parse(topic).unwrap(), None)];
+        Effect::Commit(Commit { number, cut: Cut { term: 1, lead: number }, change, edits, dropped: Vec::new() })
+    };
+    let one = vec![Effect::Flush(1), commit(1, 7, "rules.a")];
+    assert_eq!(together(vec![Effect::Flush(1), commit(1, 7, "rules.a")]), one);
+    let merged = together(vec![commit(1, 7, "rules.a"), Effect::Flush(1), commit(2, 0, "rules.b"), Effect::Flush(2)]);
+    let [Effect::Flush(1), Effect::Commit(whole), Effect::Flush(2)] = &merged[..] else { panic!("{merged:?}") };
+    assert_eq!((whole.number, whole.cut.lead, whole.change, whole.edits.len()), (2, 2, 7, 2));
 }

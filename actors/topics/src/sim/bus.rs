@@ -9,7 +9,7 @@ use groupcast_policy::topic::Topic;
 use super::check::History;
 use super::faults::Faults;
 use super::message::Message;
-use super::policy::{Script, host};
+use super::policy::{Controller, Moment, Script, host};
 use crate::batch::Proposal;
 use crate::convergence::{self, Convergence};
 use crate::node::{self, Node, Publish};
@@ -224,6 +224,7 @@ impl World {
                     if active {
                         self.stir();
                     }
+                    self.tell_the_script(active);
                     self.tick();
                     let pause = if active { 1 + self.now_ms % 4 } else { self.pause() };
                     self.schedule(pause, Step::Tick);
@@ -234,6 +235,25 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    fn tell_the_script(&mut self, active: bool) {
+        let controllers: Vec<Controller> = (0..self.nodes.len())
+            .map(|index| Controller {
+                process: self.nodes[index].process,
+                connected: self.is_up(Peer::Node(index)),
+                leads: self.nodes[index].node.is_leading(),
+            })
+            .collect();
+        let moment = Moment { now_ms: self.now_ms, active, controllers: &controllers };
+        match self.script.passed(&moment, &mut self.desired) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.desired_version += 1;
+                self.history.desired(&self.desired);
+            }
+            Err(failure) => self.failure = Some(failure),
+        }
     }
 
     /// Until something is due.

@@ -220,6 +220,6 @@ impl World {
             }
             self.script.ended(index, &state.reader).map_err(|failure| format!("host {index}: {failure}"))?;
         }
-        Ok(())
+        self.script.settled()
     }
 }

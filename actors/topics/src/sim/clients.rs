@@ -89,7 +89,7 @@ impl World {
 
     pub(super) fn host_effects(&mut self, index: usize, effects: Vec<reader::Effect>) {
         use reader::Effect;
-        let mut open: std::collections::VecDeque<Effect> = effects.into();
+        let mut open: std::collections::VecDeque<Effect> = reader::together(effects).into();
         let up = self.is_up(Peer::Host(index));
         while let Some(effect) = open.pop_front() {
             if self.trace {

@@ -16,4 +16,4 @@ mod tests;
 
 pub use bus::{Outcome, World};
 pub use faults::{Faults, Sabotage};
-pub use policy::{Script, Universe};
+pub use policy::{Controller, Moment, Script, Universe};

@@ -12,6 +12,23 @@ use groupcast_policy::topic::{Scope, Topic};
 use crate::random::Random;
 use crate::reader::{Commit, Reader};
 
+/// How things are, for whoever lives beside the topics.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment<'a> {
+    pub now_ms: u64,
+    /// Things still go wrong.
+    pub active: bool,
+    pub controllers: &'a [Controller],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Controller {
+    /// Another one after every crash.
+    pub process: u64,
+    pub connected: bool,
+    pub leads: bool,
+}
+
 /// What is desired, and what hosts do with what they are given.
 pub trait Script {
     /// Named `h0`, `h1` and so on.
@@ -29,6 +46,17 @@ pub trait Script {
     /// A host's process has ended and another one begun.
     fn crashed(&mut self, host: usize) {
         let _ = host;
+    }
+
+    /// Time passes. True: something else is desired now.
+    fn passed(&mut self, moment: &Moment<'_>, desired: &mut Map<Topic, Document>) -> Result<bool, String> {
+        let _ = (moment, desired);
+        Ok(false)
+    }
+
+    /// Everything has settled.
+    fn settled(&mut self) -> Result<(), String> {
+        Ok(())
     }
 
     /// What a host holds when everything has settled.
