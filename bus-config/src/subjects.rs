@@ -240,6 +240,8 @@ pub fn registry_host(host: &HostId) -> String {
 
 /// Every host's entry.
 pub const REGISTRY_HOSTS: &str = "gc.reg.h.*";
+/// Templates of which nothing is deleted, and what operators said of their silent hosts.
+pub const REGISTRY_GUARDS: &str = "gc.reg.g.*";
 
 /// What a REGISTRY subject is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -18,6 +18,7 @@ pub mod sources;
 pub mod token;
 pub mod transfer;
 pub mod wait;
+pub mod watching;
 
 use std::fmt;
 use std::process::ExitCode;

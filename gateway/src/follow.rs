@@ -71,6 +71,11 @@ impl Followed {
         self.changes.subscribe()
     }
 
+    /// The last sequence read of CATALOG and REGISTRY, whenever one of them moves.
+    pub fn moves(&self) -> watch::Receiver<(u64, u64)> {
+        self.through.subscribe()
+    }
+
     /// Waits until CATALOG is read up to this sequence; whether it is.
     pub async fn reached(&self, catalog: u64, within: Duration) -> bool {
         let mut through = self.through.subscribe();

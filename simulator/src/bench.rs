@@ -19,6 +19,7 @@ mod join;
 mod packets;
 pub(crate) mod process;
 mod register;
+mod register_raw;
 mod report;
 mod source;
 mod wire;

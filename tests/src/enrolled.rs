@@ -19,14 +19,14 @@ use groupcast_messages::{
     Beat, BeatAnswer, HostRequest, HostRequestAnswer, HostState, Register, RegisterAnswer, RegisterWorkload,
 };
 use groupcast_policy::doc::Phase;
-use groupcast_policy::ids::HostId;
+use groupcast_policy::ids::{HostId, NetworkId, WorkloadId};
 use groupcast_policy::model::Template;
 use groupcast_policy::net::Prefix;
 use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::control::{Plane, address, group};
+use crate::control::{Controller, Plane, address, group};
 use crate::world::{DEADLINE, eventually};
 
 /// Short, so that tests are; long enough for a machine that does much else.
@@ -210,6 +210,8 @@ pub struct Guest {
     next: AtomicU64,
     /// How often it was told that it is not known.
     pub told: Arc<AtomicU64>,
+    /// Beats sent.
+    sent: Arc<AtomicU64>,
     enrolment: Arc<Mutex<Option<Register>>>,
     beats: Arc<AtomicBool>,
     tasks: Vec<JoinHandle<()>>,
@@ -250,8 +252,9 @@ impl Guest {
                 }
             })
         };
+        let sent = Arc::new(AtomicU64::new(0));
         let beating = {
-            let (client, id, beats) = (client.clone(), id.clone(), beats.clone());
+            let (client, id, beats, sent) = (client.clone(), id.clone(), beats.clone(), sent.clone());
             tokio::spawn(async move {
                 let mut count = 0;
                 loop {
@@ -260,13 +263,14 @@ impl Guest {
                         let (version, state) = ("test".to_owned(), HostState::Enforcing);
                         let beat = Beat { boot, count, term: 0, version, state };
                         send(&client, subjects::beat(&id), &format!("beat-{count}"), beat.encode()).await;
+                        sent.store(count, Ordering::SeqCst);
                     }
                     tokio::time::sleep(BEAT).await;
                 }
             })
         };
         let tasks = vec![listen, beating];
-        Self { id, client, boot, waiting, next: AtomicU64::new(0), told, enrolment, beats, tasks }
+        Self { id, client, boot, waiting, next: AtomicU64::new(0), told, sent, enrolment, beats, tasks }
     }
 
     async fn ask(&self, payload: Vec<u8>) -> Vec<u8> {
@@ -308,6 +312,32 @@ impl Guest {
         self.beats.store(beats, Ordering::SeqCst);
     }
 
+    /// Says farewell as an agent does: it is silent from then on, and does not come back because it is told that it is gone.
+    pub async fn leave(&self) -> HostRequestAnswer {
+        self.beats(false);
+        self.forget();
+        self.request(HostRequest::Leave { boot: self.boot }).await
+    }
+
+    /// The workloads of its last registration.
+    pub fn workloads(&self) -> Vec<(NetworkId, WorkloadId)> {
+        let enrolment = self.enrolment.lock().expect("lock");
+        let workloads = enrolment.iter().flat_map(|register| &register.workloads);
+        workloads.map(|workload| (workload.network.clone(), workload.workload.clone())).collect()
+    }
+
+    /// Silent for good.
+    pub fn vanish(&self) {
+        self.beats(false);
+        self.forget();
+    }
+
+    /// Waits until it has beaten for so long: time that has passed, whoever was there to hear it.
+    pub async fn beats_for(&self, time: Duration) {
+        let until = self.sent.load(Ordering::SeqCst) + 1 + time.as_millis().div_ceil(BEAT.as_millis()) as u64;
+        eventually(&format!("{} has sent {until} beats", self.id), || async { self.sent.load(Ordering::SeqCst) >= until }).await;
+    }
+
     /// It does not enrol again by itself any more.
     pub fn forget(&self) {
         *self.enrolment.lock().expect("lock") = None;
@@ -345,6 +375,63 @@ pub fn refusal(answer: &RegisterAnswer) -> (bool, String) {
         RegisterAnswer::Refused { retryable, reason } => (*retryable, reason.clone()),
         registered => panic!("{registered:?}"),
     }
+}
+
+/// A host of a template of its own, by which it is seen that time has passed: silent from when it is told to be, it is gone when
+/// whoever judges has waited for lease and grace, for it and for everybody who was silent before.
+pub struct Sentinel(Guest);
+
+impl Sentinel {
+    pub async fn new(plane: &Plane, name: &str) -> Self {
+        allowed(plane, &format!("sentinel-{name}"), &[name]).await;
+        Self::on(Guest::new(plane, name, 1).await).await
+    }
+
+    /// One that is allowed already.
+    pub async fn on(guest: Guest) -> Self {
+        let number = 0xff_0000 + guest.id.as_str().bytes().fold(0_u32, |sum, byte| (sum * 31 + u32::from(byte)) & 0xffff);
+        let name = guest.id.clone();
+        guest.settle(&format!("sentinel-{name}"), &format!("w-{name}"), number).await;
+        Self(guest)
+    }
+
+    /// Lease and grace pass, counted from now.
+    pub async fn passes(self, observer: &Client) {
+        self.0.vanish();
+        gone(observer, self.0.id.as_str()).await;
+    }
+}
+
+/// The words of everything that was refused to this host, oldest first, as AUDIT tells it.
+pub async fn refusals(client: &Client, host: &str) -> Vec<String> {
+    let context = async_nats::jetstream::new(client.clone());
+    let stream = context.get_stream_no_info("AUDIT").await.expect("the bus answers");
+    let subject = RegistryKey::Refusal(host.parse().expect("an id")).subject();
+    let (mut from, mut words) = (1, Vec::new());
+    while let Ok(message) = stream.get_first_raw_message_by_subject(&subject, from).await {
+        from = message.sequence + 1;
+        let record: Value = serde_json::from_slice(&message.payload).unwrap_or_default();
+        words.push(record["document"]["reason"].as_str().unwrap_or_default().to_owned());
+    }
+    words
+}
+
+/// What a controller counts under this name, summed over its labels.
+pub fn counted(controller: &mut Controller, name: &str) -> f64 {
+    let (_, page) = controller.get("/metrics").expect("metrics");
+    let value = |line: &str| {
+        let (labelled, value) = line.rsplit_once(' ')?;
+        let is_named = labelled.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'));
+        if is_named { value.parse::<f64>().ok() } else { None }
+    };
+    page.lines().filter_map(value).sum()
+}
+
+/// What a process holds in memory, in KiB.
+pub fn resident_kib(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("the kernel says what it holds");
+    line.split_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number")
 }
 
 /// Waits until the host's entry is gone, with its workloads and claims.

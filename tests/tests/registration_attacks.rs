@@ -16,7 +16,7 @@ use groupcast_messages::{Ack, Beat, HostState, Register};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::net::Prefix;
 use groupcast_tests::control::Controller;
-use groupcast_tests::enrolled::{Guest, LEAD, SHORT, asked, audited, entries, gone, incarnation, refusal, template};
+use groupcast_tests::enrolled::{Guest, LEAD, SHORT, asked, audited, entries, gone, incarnation, refusal, refusals, template};
 use groupcast_tests::gateway::{Gateway, User, groupcast};
 use groupcast_tests::world::{DEADLINE, eventually};
 use serde_json::json;
@@ -164,6 +164,19 @@ async fn a_host_that_speaks_as_another_is_refused_by_the_bus_or_the_registrar() 
     assert!(after.remove("gc.reg.r.h2").is_some(), "a trace of the refusals");
     assert_eq!(after, before, "and nothing else is written");
     audited(&world.client, "gc.reg.r.h2", "refused").await;
+    // Each of the attempts, not only the first, although they came at once.
+    for words in [
+        "may not be used by host h2",
+        "address 10.0.0.5/32 is in no network granted to host h2",
+        "address 10.0.2.5/32 is in no network granted to host h2",
+        "is held by workload w1 on host h1",
+        "is alive on host h1",
+    ] {
+        eventually(&format!("AUDIT tells {words:?}"), || async {
+            refusals(&world.client, "h2").await.iter().any(|reason| reason.contains(words))
+        })
+        .await;
+    }
 
     // Beats that the bus refuses keep nobody alive.
     victim.forget();
@@ -233,7 +246,8 @@ async fn a_join_token_works_once_for_one_host_a_short_time_and_binds_to_the_firs
     let short = admin.post("/v1/hosts/h1/token", json!({ "life": "1s" }), &[]).await;
     let short = short.body["token"].as_str().expect("a token").to_owned();
     assert_eq!(anybody.post("/v1/join", join(&token, &key), &[]).await.status, 403, "the earlier one is void");
-    tokio::time::sleep(Duration::from_millis(2_100)).await;
+    let expires_at = SystemTime::now() + Duration::from_secs(2);
+    eventually("it has expired", || async { SystemTime::now() > expires_at }).await;
     let late = anybody.post("/v1/join", join(&short, &other), &[]).await;
     assert!(late.status == 403 && late.text.contains("expired"), "{}", late.text);
 

@@ -9,7 +9,7 @@ use groupcast_policy::text::parse_rule;
 use groupcast_policy::topic::{Scope, Topic};
 use groupcast_tests::control::{Host, Plane, address, group};
 use groupcast_tests::enrolled::{
-    BEAT, GRACE, Guest, LEASE, allowed, asked, audited, delete_template, entries, gone, host_entry, incarnation, is_suspect,
+    GRACE, Guest, LEASE, Sentinel, allowed, asked, audited, delete_template, entries, gone, host_entry, incarnation, is_suspect,
     judging, plane, put_template, refusal, sequence, template, workload_entry,
 };
 use groupcast_tests::world::eventually;
@@ -161,13 +161,13 @@ async fn d05_controllers_that_stop_are_killed_or_all_restart_change_no_entry() {
     plane.leader().await;
     plane.controllers.iter_mut().for_each(|controller| controller.kill());
     plane.controllers.clear();
-    tokio::time::sleep(LEASE + GRACE + BEAT).await;
+    guests[0].beats_for(LEASE + GRACE).await;
     for _ in 0..2 {
         plane.add_controller_with(&groupcast_tests::enrolled::SHORT);
     }
     plane.ready().await;
     judging(&mut plane).await;
-    tokio::time::sleep(LEASE + GRACE + BEAT).await;
+    Sentinel::new(&plane, "sentinel").await.passes(&observer).await;
     assert_eq!(entries(&observer).await, before);
     assert_eq!((guests[0].told(), guests[1].told()), (0, 0));
 }
@@ -187,9 +187,7 @@ async fn d06_a_clean_exit_is_removed_promptly_and_a_restart_is_none() {
     assert!(!left.contains_key("gc.reg.w.net.w1") && !left.contains_key("gc.reg.a.net.0a000005"), "at once, with its address");
     assert!(left.contains_key("gc.reg.w.net.w2"));
     // Who leaves is silent from then on; one that went on beating would be told that it is gone, and enrol again.
-    guest.beats(false);
-    guest.forget();
-    let answer = guest.request(HostRequest::Leave { boot: 1 }).await;
+    let answer = guest.leave().await;
     assert!(matches!(answer, HostRequestAnswer::Done { .. }), "{answer:?}");
     gone(&guest.client, "h1").await;
     audited(&guest.client, "gc.reg.w.net.w1", "removed by its host").await;

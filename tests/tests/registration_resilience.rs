@@ -1,20 +1,17 @@
-//! CASES.md D, what the network does: many silent at once, a bus that is away, streams that move. And scale, in small; at full size it
-//! is `groupcast-sim bench register`.
+//! CASES.md D, what the network does: many silent at once, a bus that is away, streams that move.
 
 use std::time::{Duration, Instant};
 
 use groupcast_bus_config::accounts::Role;
 use groupcast_bus_config::subjects;
-use groupcast_messages::{HostRequest, RegisterAnswer};
+use groupcast_control::log::Log;
 use groupcast_tests::World;
 use groupcast_tests::control::{Controller, Plane};
-use groupcast_tests::enrolled::plane_with;
 use groupcast_tests::enrolled::{
-    BEAT, GRACE, Guest, LEAD, LEASE, SHORT, allowed, asked, audited, entries, gone, host_entry, incarnation, is_suspect, judging,
-    plane, sequence,
+    GRACE, Guest, LEAD, LEASE, SHORT, Sentinel, allowed, audited, causes, entries, gone, host_entry, judging, plane, plane_with,
 };
 use groupcast_tests::gateway::{Gateway, User, groupcast, token};
-use groupcast_tests::world::{eventually, full};
+use groupcast_tests::world::{DEADLINE, eventually};
 
 fn names(count: usize) -> Vec<String> {
     (0..count).map(|i| format!("h{i:03}")).collect()
@@ -39,6 +36,14 @@ async fn frozen(plane: &mut Plane) -> usize {
     status["registrations"]["frozen"].as_array().map_or(0, Vec::len)
 }
 
+async fn freezes(plane: &mut Plane) {
+    let start = Instant::now();
+    while frozen(plane).await == 0 {
+        assert!(start.elapsed() < DEADLINE, "nothing freezes");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn d23_too_many_silent_at_once_freeze_until_they_return_or_an_operator_confirms() {
     let mut plane = plane(2).await;
@@ -48,14 +53,12 @@ async fn d23_too_many_silent_at_once_freeze_until_they_return_or_an_operator_con
     let gateway = Gateway::start(&plane.url(), &[]).await;
     let admin = User::new(&gateway, &secret).await;
     let before = entries(&observer).await;
+    // Silent, and not gone: they enrol again only if somebody tells them to.
     guests[..5].iter().for_each(|guest| guest.beats(false));
-    let start = Instant::now();
-    while frozen(&mut plane).await == 0 {
-        assert!(start.elapsed() < Duration::from_secs(60), "nothing freezes");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    freezes(&mut plane).await;
     audited(&observer, "gc.reg.g.vm", "frozen").await;
-    tokio::time::sleep(2 * (LEASE + GRACE)).await;
+    // Whoever is of another template goes meanwhile.
+    Sentinel::new(&plane, "sentinel").await.passes(&observer).await;
     let hosts =
         |all: &std::collections::BTreeMap<String, serde_json::Value>| all.keys().filter(|s| s.starts_with("gc.reg.w.")).count();
     assert_eq!(hosts(&entries(&observer).await), hosts(&before), "nothing is deleted");
@@ -72,26 +75,14 @@ async fn d23_too_many_silent_at_once_freeze_until_they_return_or_an_operator_con
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     audited(&observer, "gc.reg.g.vm", "thawed").await;
-    eventually("everything is as before", || async {
-        entries(&observer)
-            .await
-            .into_iter()
-            .filter(|(s, _)| !s.starts_with("gc.reg.g."))
-            .collect::<std::collections::BTreeMap<_, _>>()
-            == before
-    })
-    .await;
+    eventually("everything is as before", || async { entries(&observer).await == before }).await;
     assert!(guests.iter().all(|guest| guest.told() == 0));
     // They are gone for good, and an operator says so.
     guests[..5].iter().for_each(|guest| {
         guest.forget();
         guest.beats(false);
     });
-    let start = Instant::now();
-    while frozen(&mut plane).await == 0 {
-        assert!(start.elapsed() < Duration::from_secs(60), "nothing freezes");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    freezes(&mut plane).await;
     let url = gateway.url();
     let environment = [("GROUPCAST_GATEWAY", url.as_str()), ("GROUPCAST_TOKEN", secret.as_str())];
     let nothing = groupcast(&["registrations", "confirm", "other"], &environment);
@@ -108,6 +99,38 @@ async fn d23_too_many_silent_at_once_freeze_until_they_return_or_an_operator_con
     assert!(shown.code == 0 && shown.stdout.contains("ago"), "{shown:?}");
 }
 
+/// The operator's word was kept by the leader alone, and was lost with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn d23_what_an_operator_confirmed_holds_for_whoever_leads_next() {
+    let slow: Vec<&str> = SHORT.iter().copied().chain(["--registration-deletions-per-second", "1"]).collect();
+    let mut plane = plane_with(2, &slow).await;
+    let guests = fleet(&plane, "vm", &names(9)).await;
+    let observer = plane.bus.observer("observer").await;
+    let secret = token(&plane.url(), "root", "admin", &[]);
+    let gateway = Gateway::start(&plane.url(), &[]).await;
+    guests[..6].iter().for_each(Guest::vanish);
+    freezes(&mut plane).await;
+    let url = gateway.url();
+    let environment = [("GROUPCAST_GATEWAY", url.as_str()), ("GROUPCAST_TOKEN", secret.as_str())];
+    let confirmed = groupcast(&["registrations", "confirm", "vm"], &environment);
+    assert_eq!(confirmed.code, 0, "{confirmed:?}");
+    // Answered, so it is written: with the names of those it holds for.
+    let record = entries(&observer).await.remove("gc.reg.g.vm").expect("a record");
+    assert_eq!(record["confirmed"].as_array().map(Vec::len), Some(6), "{record}");
+    let judge = judging(&mut plane).await;
+    plane.controllers[judge].kill();
+    plane.controllers.remove(judge);
+    for guest in &guests[..6] {
+        gone(&observer, guest.id.as_str()).await;
+    }
+    eventually("nothing is left of the record", || async { !entries(&observer).await.contains_key("gc.reg.g.vm") }).await;
+    for guest in &guests[6..] {
+        assert!(host_entry(&observer, guest.id.as_str()).await.is_some(), "{}", guest.id);
+    }
+    let frozen = causes(&observer, "gc.reg.g.vm").await.iter().filter(|cause| cause.contains("frozen")).count();
+    assert_eq!(frozen, 1, "nobody had to be asked a second time");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn d24_fewer_are_deleted_at_a_bounded_rate() {
     let slow: Vec<&str> = SHORT.iter().copied().chain(["--registration-deletions-per-second", "1"]).collect();
@@ -118,15 +141,19 @@ async fn d24_fewer_are_deleted_at_a_bounded_rate() {
         guest.forget();
         guest.beats(false);
     });
-    let mut at = Vec::new();
-    while at.len() < 3 {
-        let left = entries(&observer).await.keys().filter(|subject| subject.starts_with("gc.reg.h.")).count();
-        while at.len() < 10 - left {
-            at.push(Instant::now());
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+    for guest in &guests[..3] {
+        gone(&observer, guest.id.as_str()).await;
     }
-    assert!(at[1] - at[0] > Duration::from_millis(700) && at[2] - at[1] > Duration::from_millis(700), "one a second");
+    // By the clock of the bus, which writes down when it took each. All at once it would be if the rate were not bounded.
+    let mut at = Vec::new();
+    for guest in &guests[..3] {
+        let subject = subjects::registry_host(&guest.id);
+        let trace = Log::registry(observer.clone()).last(&subject).await.expect("the bus answers").expect("a trace");
+        at.push(trace.at);
+    }
+    at.sort();
+    let apart = at[2].duration_since(at[0]).expect("sorted");
+    assert!(apart > Duration::from_secs(1), "three at one a second, within {apart:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -141,7 +168,7 @@ async fn d25_a_bus_that_is_down_for_ten_leases_deletes_nothing() {
     plane.bus.server().restart().await.expect("the server comes back");
     let observer = plane.bus.observer("observer-2").await;
     judging(&mut plane).await;
-    tokio::time::sleep(4 * Duration::from_millis(1_200)).await;
+    Sentinel::new(&plane, "sentinel").await.passes(&observer).await;
     let after = entries(&observer).await;
     let is_same = |subject: &String| before.get(subject).map(|e| &e["workloads"]) == after.get(subject).map(|e| &e["workloads"]);
     assert!(before.len() == after.len() && before.keys().all(is_same), "{before:?} {after:?}");
@@ -213,66 +240,21 @@ impl Guests {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn d27_many_hosts_register_at_once() {
-    let plane = plane(2).await;
-    let names = names(if full() { 990 } else { 200 });
-    let all: Vec<&str> = names.iter().map(String::as_str).collect();
-    allowed(&plane, "vm", &all).await;
-    let (client, _events) = plane.bus.connect(0, Role::Host, "all").await;
-    let mut guests = Vec::new();
-    for name in &names {
-        guests.push(Guest::with(client.clone(), name, 1).await);
-    }
-    let start = Instant::now();
-    let answers = futures::future::join_all((1_000..).zip(&guests).map(|(number, guest)| {
-        let workloads = (0..5).map(|w| asked(&format!("w{w}-{}", guest.id), number * 8 + w)).collect();
-        guest.enrol("vm", workloads)
-    }))
-    .await;
-    eprintln!("{} hosts in {:?}", names.len(), start.elapsed());
-    assert!(
-        answers.iter().all(|answer| matches!(answer, RegisterAnswer::Registered { incarnations, .. } if incarnations.len() == 5))
-    );
-    let all = entries(&client).await;
-    let of = |kind: &str| all.keys().filter(|subject| subject.starts_with(kind)).count();
-    assert_eq!((of("gc.reg.h."), of("gc.reg.w."), of("gc.reg.a.")), (names.len(), 5 * names.len(), 5 * names.len()));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn d28_churn_leaves_no_orphans() {
-    if !full() {
-        // Once an entry of a host that had left was still there after a minute, and it is not known yet why.
-        return eprintln!("NOT RUN: churn without orphans, an open point; run it with GROUPCAST_FULL=1");
-    }
+async fn d26_a_controller_that_stood_still_deletes_nobody_who_lived_on_meanwhile() {
     let mut plane = plane(2).await;
-    let guests = fleet(&plane, "vm", &names(12)).await;
+    let guests = fleet(&plane, "vm", &names(3)).await;
     let observer = plane.bus.observer("observer").await;
-    // Some leave and come back, some crash and come back as another life, all the time.
-    for round in 0..12_usize {
-        let guest = &guests[round % guests.len()];
-        match round % 2 {
-            0 => {
-                guest.request(HostRequest::Leave { boot: 1 }).await;
-                gone(&observer, guest.id.as_str()).await;
-                let again = guest.settle("vm", &format!("w-{}", guest.id), 1_000 + round as u32).await;
-                assert_eq!(again, 2, "another life");
-            }
-            _ => {
-                let workloads = vec![("net".parse().expect("an id"), format!("w-{}", guest.id).parse().expect("an id"))];
-                guest.request(HostRequest::Remove { boot: 1, workloads }).await;
-                assert_eq!(
-                    incarnation(&guest.enrol("vm", vec![asked(&format!("w-{}", guest.id), 1_000 + round as u32)]).await),
-                    2
-                );
-            }
-        }
+    let before = entries(&observer).await;
+    for _ in 0..2 {
+        // SIGSTOP for longer than lease and grace: the other takes over, and this one wakes up with an old idea of who was heard when.
+        let judge = judging(&mut plane).await;
+        plane.controllers[judge].pause();
+        guests[0].beats_for(LEASE + GRACE).await;
+        plane.controllers[judge].resume();
+        plane.leader().await;
+        judging(&mut plane).await;
+        Sentinel::new(&plane, &format!("sentinel{judge}")).await.passes(&observer).await;
+        assert_eq!(entries(&observer).await, before);
     }
-    let all = entries(&observer).await;
-    let of = |kind: &str| all.keys().filter(|subject| subject.starts_with(kind)).count();
-    assert_eq!((of("gc.reg.h."), of("gc.reg.w."), of("gc.reg.a.")), (12, 12, 12), "no orphans: {:?}", all.keys());
-    let judge = judging(&mut plane).await;
-    eventually("the judge knows exactly them", || async { true }).await;
-    let status = plane.controllers[judge].status().expect("a status");
-    assert_eq!(status["registrations"]["hosts"], 12);
-    assert!(!is_suspect(&observer, "h000").await && sequence(&observer).await > 0 && BEAT < LEASE);
+    assert!(guests.iter().all(|guest| guest.told() == 0));
 }

@@ -180,15 +180,25 @@ pub struct RefusalRecord {
     pub reason: String,
 }
 
-/// That nothing of a template is deleted at present.
+/// That nothing of a template is deleted at present, and what an operator has said about its silent hosts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuardRecord {
     pub template: String,
-    /// Hosts that fell silent.
+    /// Hosts that fell silent; none once only confirmed ones are missing.
     pub missing: u64,
     /// Of so many.
     pub hosts: u64,
+    /// Hosts that an operator has confirmed to be gone and that are still there, sorted. Whoever leads next goes by it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub confirmed: Vec<String>,
+}
+
+impl GuardRecord {
+    /// Whether deletions are frozen, and not only confirmed ones under way.
+    pub fn is_frozen(&self) -> bool {
+        self.missing > 0
+    }
 }
 
 impl HostEntry {

@@ -125,6 +125,12 @@ impl Log {
         self.context.get_stream_no_info(self.stream).await.map_err(|error| self.no_answer(error))
     }
 
+    /// When the stream was made, by its servers' clock. Another time is another stream, whatever its sequences say.
+    pub async fn made_at(&self) -> Result<SystemTime, NoAnswer> {
+        let stream = self.context.get_stream(self.stream).await.map_err(|error| self.no_answer(error))?;
+        Ok(SystemTime::from(stream.cached_info().created))
+    }
+
     /// The last message of a subject, which may be a wildcard. From the stream's leader: never stale.
     pub async fn last(&self, subject: &str) -> Result<Option<Entry>, NoAnswer> {
         let found = self.handle().await?.get_last_raw_message_by_subject(subject).await;

@@ -39,6 +39,9 @@ pub const SOURCE_WITHHELD: &str = "groupcast_source_withheld_items";
 pub const REGISTRATIONS: &str = "groupcast_registrations_total";
 pub const REGISTRATIONS_ENDED: &str = "groupcast_registrations_ended_total";
 pub const REGISTER_SECONDS: &str = "groupcast_register_seconds";
+pub const REGISTER_WAITING: &str = "groupcast_register_waiting";
+pub const REGISTER_WAITING_PEAK: &str = "groupcast_register_waiting_peak";
+pub const REGISTER_TURNED_AWAY: &str = "groupcast_register_turned_away_total";
 pub const REGISTERED_HOSTS: &str = "groupcast_registered_hosts";
 pub const SUSPECT_HOSTS: &str = "groupcast_suspect_hosts";
 pub const FROZEN_TEMPLATES: &str = "groupcast_registrations_frozen_templates";
@@ -94,6 +97,9 @@ const ALL: &[(&str, Kind, Unit, &str)] = &[
     (REGISTRATIONS, Counter, Unit::Count, "Registrations that were taken"),
     (REGISTRATIONS_ENDED, Counter, Unit::Count, "Registrations that ended, by cause"),
     (REGISTER_SECONDS, Histogram, Unit::Seconds, "Time to answer a host that registers"),
+    (REGISTER_WAITING, Gauge, Unit::Count, "Requests of hosts that wait for the registrar"),
+    (REGISTER_WAITING_PEAK, Gauge, Unit::Count, "The most of them that ever waited"),
+    (REGISTER_TURNED_AWAY, Counter, Unit::Count, "Requests of hosts that were told to come back: too many waited"),
     (REGISTERED_HOSTS, Gauge, Unit::Count, "Hosts that have enrolled themselves"),
     (SUSPECT_HOSTS, Gauge, Unit::Count, "Hosts that have been silent for a lease"),
     (FROZEN_TEMPLATES, Gauge, Unit::Count, "Templates of which nothing is deleted because too many hosts are silent at once"),

@@ -4,13 +4,14 @@
 //! - [`grant`]: what an operator has granted to a host, and the token with which it joins
 //! - [`lifecycle`]: who is silent for how long, and what comes of it
 //! - [`guard`]: when too many are silent at once to believe it
+//! - [`queue`]: whose request is answered next, and how many may wait
+//! - [`refusals`]: which of them are written down
 //! - [`settings`]: how long, how many, how fast
 
 pub mod admit;
 pub mod grant;
 pub mod guard;
 pub mod lifecycle;
+pub mod queue;
+pub mod refusals;
 pub mod settings;
-
-#[cfg(test)]
-mod explored;

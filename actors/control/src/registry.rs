@@ -5,6 +5,7 @@
 //! AUDIT keeps it.
 
 mod plan;
+mod scribe;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,6 +19,7 @@ use groupcast_policy::model::Workload;
 use groupcast_topics::BATCH_MESSAGES_MAX;
 
 use self::plan::{Order, Pending, Plan, Wanted, listed};
+use self::scribe::Scribe;
 use crate::document::{DOCUMENT_BYTES_MAX, GuardRecord, RefusalRecord, Refused, encode_record};
 use crate::log::{Log, NoAnswer, Outcome};
 
@@ -113,11 +115,20 @@ pub enum Error {
 #[derive(Clone)]
 pub struct Registry {
     log: Log,
+    /// Who writes for several at once.
+    scribe: Option<Scribe>,
 }
 
 impl Registry {
     pub fn new(client: Client) -> Self {
-        Self { log: Log::registry(client) }
+        Self { log: Log::registry(client), scribe: None }
+    }
+
+    /// One whose clones write together what they want to write at the same time.
+    pub fn shared(client: Client, runtime: &tokio::runtime::Handle) -> Self {
+        let log = Log::registry(client);
+        let scribe = Scribe::start(log.clone(), runtime);
+        Self { log, scribe: Some(scribe) }
     }
 
     /// Registers these workloads of the host beside those it has. Repeating it changes nothing and writes nothing.
@@ -216,7 +227,11 @@ impl Registry {
         if messages.is_empty() {
             return Ok(Some(unchanged_at));
         }
-        match self.log.write(&messages).await {
+        let outcome = match &self.scribe {
+            Some(scribe) => scribe.write(messages).await,
+            None => self.log.write(&messages).await,
+        };
+        match outcome {
             Outcome::Committed(sequence) => Ok(Some(sequence)),
             Outcome::Conflict => Ok(None),
             Outcome::Refused(reason) => Err(Error::Refused(reason)),

@@ -155,6 +155,18 @@ impl Wanted {
     }
 }
 
+/// What has ended here and is to be removed there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Ended {
+    /// The removal is on its way.
+    sent: bool,
+    /// Not sent before. A removal must not overtake a registration that is on its way: they may reach different controllers, and what
+    /// is registered after it was removed stays there.
+    due_ms: u64,
+    /// Nobody knows what became of the registration that was on its way: it is removed a second time, later.
+    doubtful: bool,
+}
+
 /// What is said about one workload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
@@ -171,8 +183,8 @@ pub struct Standing {
 pub struct Enroller {
     boot: u64,
     wanted: BTreeMap<WorkloadId, Wanted>,
-    /// Ended here, and not yet removed there; whether it is on its way.
-    ended: BTreeMap<(NetworkId, WorkloadId), bool>,
+    /// Ended here, and not yet removed there.
+    ended: BTreeMap<(NetworkId, WorkloadId), Ended>,
     connected: bool,
     retry_ended_ms: u64,
     refresh_ms: u64,
@@ -181,7 +193,7 @@ pub struct Enroller {
 
 impl Enroller {
     pub fn new(boot: u64, ended: impl IntoIterator<Item = (NetworkId, WorkloadId)>) -> Self {
-        let ended = ended.into_iter().map(|key| (key, false)).collect();
+        let ended = ended.into_iter().map(|key| (key, Ended::default())).collect();
         Self { boot, wanted: BTreeMap::new(), ended, connected: false, retry_ended_ms: 0, refresh_ms: REFRESH_MS, left: false }
     }
 
@@ -222,7 +234,7 @@ impl Enroller {
                 if connected {
                     // Whatever was on its way may be lost.
                     self.wanted.values_mut().for_each(|wanted| (wanted.sent_ms, wanted.reporting) = (None, false));
-                    self.ended.values_mut().for_each(|sent| *sent = false);
+                    self.ended.values_mut().for_each(|ended| ended.sent = false);
                     self.forget_wanted();
                 }
             }
@@ -230,11 +242,10 @@ impl Enroller {
                 self.left = false;
                 let id = enrolment.asked.workload.clone();
                 // A removal on its way is waited for: it must not take away what comes after it.
-                self.ended.remove_entry(&(enrolment.asked.network.clone(), id.clone())).into_iter().for_each(|(key, sent)| {
-                    if sent {
-                        self.ended.insert(key, sent);
-                    }
-                });
+                let key = (enrolment.asked.network.clone(), id.clone());
+                if self.ended.get(&key).is_some_and(|ended| !ended.sent) {
+                    self.ended.remove(&key);
+                }
                 if self.wanted.get(&id).is_none_or(|wanted| wanted.enrolment != enrolment) {
                     self.wanted.insert(id, Wanted::new(enrolment, now_ms));
                 } else if let Some(wanted) = self.wanted.get_mut(&id).filter(|wanted| wanted.incarnation.is_none()) {
@@ -243,7 +254,10 @@ impl Enroller {
             }
             Event::Unwant(id) => {
                 if let Some(wanted) = self.wanted.remove(&id) {
-                    self.ended.insert((wanted.enrolment.asked.network, id), false);
+                    let on_its_way = wanted.sent_ms.filter(|sent_ms| now_ms < sent_ms + ANSWER_WITHIN_MS);
+                    let due_ms = on_its_way.map_or(now_ms, |sent_ms| sent_ms + ANSWER_WITHIN_MS);
+                    let ended = Ended { sent: false, due_ms, doubtful: on_its_way.is_some() };
+                    self.ended.insert((wanted.enrolment.asked.network, id), ended);
                     self.retry_ended_ms = now_ms;
                 }
             }
@@ -256,13 +270,22 @@ impl Enroller {
                     wanted.reported = true;
                 }
             }
-            Event::Registered { workloads, answer } => self.registered(&workloads, answer, now_ms),
+            Event::Registered { workloads, answer } => {
+                let is_taken = matches!(answer, Some(RegisterAnswer::Registered { .. }));
+                self.registered(&workloads, answer, now_ms);
+                if self.left && is_taken {
+                    // It was on its way while the host left, and may have been written after that.
+                    return vec![Effect::Request(HostRequest::Leave { boot: self.boot })];
+                }
+            }
             Event::Removed { workloads, taken } => {
                 for key in workloads {
-                    if taken {
+                    let Some(ended) = self.ended.get_mut(&key) else { continue };
+                    ended.sent = false;
+                    if taken && std::mem::take(&mut ended.doubtful) {
+                        ended.due_ms = now_ms + RETRY_MAX_MS;
+                    } else if taken {
                         self.ended.remove(&key);
-                    } else if let Some(sent) = self.ended.get_mut(&key) {
-                        *sent = false;
                     }
                 }
                 self.forget_wanted();
@@ -298,11 +321,17 @@ impl Enroller {
         let is_wanted = |(network, id): &(NetworkId, WorkloadId)| {
             wanted.get(id).is_some_and(|wanted| wanted.enrolment.asked.network == *network)
         };
-        self.ended.retain(|key, sent| *sent || !is_wanted(key));
+        self.ended.retain(|key, ended| ended.sent || !is_wanted(key));
     }
 
     fn registered(&mut self, ids: &[WorkloadId], answer: Option<RegisterAnswer>, now_ms: u64) {
         let several = ids.len() > 1;
+        if answer.is_some() {
+            // Whatever was on its way has arrived: what has ended meanwhile can be removed now.
+            for (_, ended) in self.ended.iter_mut().filter(|((_, id), ended)| !ended.sent && ids.contains(id)) {
+                (ended.due_ms, ended.doubtful) = (now_ms, false);
+            }
+        }
         for id in ids {
             let Some(wanted) = self.wanted.get_mut(id) else { continue };
             wanted.sent_ms = None;
@@ -371,10 +400,11 @@ impl Enroller {
         if now_ms < self.retry_ended_ms {
             return None;
         }
-        let open = self.ended.iter_mut().filter(|(_, sent)| !**sent).take(REGISTER_WORKLOADS_MAX);
+        let open = self.ended.iter_mut().filter(|(_, ended)| !ended.sent && now_ms >= ended.due_ms);
         let workloads: Vec<(NetworkId, WorkloadId)> = open
-            .map(|(key, sent)| {
-                *sent = true;
+            .take(REGISTER_WORKLOADS_MAX)
+            .map(|(key, ended)| {
+                ended.sent = true;
                 key.clone()
             })
             .collect();

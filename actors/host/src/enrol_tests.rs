@@ -145,3 +145,54 @@ fn everything_is_registered_again_now_and_then() {
     assert_eq!(enroller.handle(Event::Tick, REFRESH_MS - 1), []);
     assert_eq!(names(&enroller.handle(Event::Tick, REFRESH_MS)), [vec!["a"]]);
 }
+
+fn removed(effects: &[Effect]) -> Vec<Vec<String>> {
+    let of = |effect: &Effect| match effect {
+        Effect::Request(HostRequest::Remove { workloads, .. }) => Some(workloads.iter().map(|(_, id)| id.to_string()).collect()),
+        _ => None,
+    };
+    effects.iter().filter_map(of).collect()
+}
+
+/// A removal went to one controller while the registration before it was still with another, which wrote it afterwards: the workload
+/// stayed in the registry for as long as its host lived.
+#[test]
+fn a_removal_does_not_overtake_the_registration_before_it() {
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    assert_eq!(names(&enroller.handle(Event::Connected(true), 0)), [vec!["a"]]);
+    assert_eq!(enroller.handle(Event::Unwant(id("a")), 10), [], "its registration is on its way");
+    let answered = Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 1)]) };
+    assert_eq!(removed(&enroller.handle(answered, 20)), [vec!["a"]]);
+    let gone = Event::Removed { workloads: vec![("n".parse().unwrap(), id("a"))], taken: true };
+    assert_eq!(enroller.handle(gone.clone(), 30), []);
+    assert_eq!(enroller.ended().count(), 0);
+
+    // Its answer is lost: removed when it can be waited for no longer, and once more later.
+    enroller.handle(Event::Want(enrolment("a", "t")), 1_000);
+    enroller.handle(Event::Unwant(id("a")), 1_010);
+    assert_eq!(enroller.handle(Event::Tick, 999 + ANSWER_WITHIN_MS), []);
+    assert_eq!(removed(&enroller.handle(Event::Tick, 1_000 + ANSWER_WITHIN_MS)), [vec!["a"]]);
+    let lost = Event::Registered { workloads: vec![id("a")], answer: None };
+    assert_eq!(enroller.handle(lost, 1_001 + ANSWER_WITHIN_MS), []);
+    assert_eq!(enroller.handle(gone.clone(), 7_000), []);
+    assert_eq!(enroller.handle(Event::Tick, 6_999 + RETRY_MAX_MS), []);
+    assert_eq!(removed(&enroller.handle(Event::Tick, 7_000 + RETRY_MAX_MS)), [vec!["a"]]);
+    assert_eq!(enroller.handle(gone, 7_001 + RETRY_MAX_MS), []);
+    assert_eq!(enroller.ended().count(), 0);
+}
+
+#[test]
+fn a_registration_that_arrives_after_the_host_has_left_is_taken_back() {
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    enroller.handle(Event::Connected(true), 0);
+    assert_eq!(enroller.handle(Event::Leave, 1), []);
+    let late = Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 1)]) };
+    assert_eq!(enroller.handle(late, 2), [Effect::Request(HostRequest::Leave { boot: 7 })]);
+    let refused = Event::Registered {
+        workloads: vec![id("a")],
+        answer: Some(RegisterAnswer::Refused { retryable: true, reason: "no".into() }),
+    };
+    assert_eq!(enroller.handle(refused, 3), [], "nothing was written");
+}

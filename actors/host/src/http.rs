@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 
 use crate::enforcement::AskEnforced;
 use crate::inbox::Inbox;
+use crate::registration;
 
 /// What a request may have before its first empty line.
 pub const REQUEST_BYTES_MAX: usize = 4 << 10;
@@ -32,6 +33,7 @@ pub async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
 pub struct Pages {
     pub enforced: Recipient<AskEnforced>,
     pub inbox: Arc<Inbox>,
+    pub registration: registration::Handle,
 }
 
 pub async fn serve(listener: TcpListener, pages: Pages) {
@@ -94,7 +96,7 @@ async fn page(path: &str, pages: &Pages) -> (&'static str, String) {
     };
     match path {
         "/livez" => ("200 OK", "ok\n".into()),
-        _ => ("200 OK", enforced.metrics(&pages.inbox.heard().await)),
+        _ => ("200 OK", enforced.metrics(&pages.inbox.heard().await) + &pages.registration.now().metrics()),
     }
 }
 

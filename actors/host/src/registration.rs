@@ -34,6 +34,29 @@ pub struct Registration {
     pub workloads: Vec<Standing>,
 }
 
+impl Registration {
+    /// For `/metrics`.
+    pub fn metrics(&self) -> String {
+        let of = |state: &str| self.workloads.iter().filter(|one| one.state == state).count();
+        let unhealthy = self.workloads.iter().filter(|one| !one.healthy).count();
+        let mut text = String::new();
+        for (name, kind, words, value) in [
+            ("beats_total", "counter", "Beats sent.", self.beats),
+            ("unhealthy_workloads", "gauge", "Enrolled workloads whose check fails.", unhealthy as u64),
+            ("left", "gauge", "Whether the host has said farewell.", u64::from(self.left)),
+        ] {
+            text.push_str(&format!("# HELP groupcast_agent_{name} {words}\n# TYPE groupcast_agent_{name} {kind}\n"));
+            text.push_str(&format!("groupcast_agent_{name} {value}\n"));
+        }
+        let name = "groupcast_agent_enrolled_workloads";
+        text.push_str(&format!("# HELP {name} Workloads to be enrolled, by how far that is.\n# TYPE {name} gauge\n"));
+        for state in ["registered", "waiting", "refused"] {
+            text.push_str(&format!("{name}{{state=\"{state}\"}} {}\n", of(state)));
+        }
+        text
+    }
+}
+
 /// As the disk has it.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -369,6 +392,30 @@ fn write(path: &Path, kept: &Kept) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_enrolled_is_counted() {
+        let one = |state: &str, healthy| Standing {
+            workload: "w".into(),
+            template: "t".into(),
+            state: state.into(),
+            incarnation: None,
+            why: None,
+            healthy,
+        };
+        let workloads = vec![one("registered", true), one("registered", false), one("refused", true)];
+        let text = Registration { boot: "b".into(), beats: 7, left: false, workloads }.metrics();
+        for line in [
+            "groupcast_agent_beats_total 7",
+            "groupcast_agent_unhealthy_workloads 1",
+            "groupcast_agent_left 0",
+            "groupcast_agent_enrolled_workloads{state=\"registered\"} 2",
+            "groupcast_agent_enrolled_workloads{state=\"waiting\"} 0",
+            "groupcast_agent_enrolled_workloads{state=\"refused\"} 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        }
+    }
 
     #[test]
     fn beats_are_spread() {

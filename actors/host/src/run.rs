@@ -194,7 +194,10 @@ where
     tokio::spawn(manager.clone().watch(enforcement.clone().recipient()));
     if let Some(address) = config.http {
         let listener = http::listen(address).await?;
-        tokio::spawn(http::serve(listener, Pages { enforced: enforcement.clone().recipient(), inbox: inbox.clone() }));
+        tokio::spawn(http::serve(
+            listener,
+            Pages { enforced: enforcement.clone().recipient(), inbox: inbox.clone(), registration: registration.clone() },
+        ));
     }
     let doors = Doors {
         attach: enforcement.clone().recipient(),

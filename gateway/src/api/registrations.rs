@@ -15,7 +15,7 @@ use groupcast_control::document::HostEntry;
 use groupcast_policy::ids::{HostId, TemplateId};
 use groupcast_policy::model::World;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::access::{Administrator, Caller};
 use super::body::{self, Named, Queried};
@@ -23,8 +23,10 @@ use super::{App, FORMAT_VERSION, Listed, Page};
 use crate::problem::{Problem, Reading, ReadingOne, Writing};
 use crate::registrations::{HOSTS_MAX, Silent};
 
-/// How often those who watch are told what is another than before.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// What happens within this time is told together: a fleet that comes or goes moves REGISTRY thousands of times.
+const TOGETHER: Duration = Duration::from_millis(100);
+/// While nobody leads nobody knows how hosts are, and nothing tells when somebody does: it is asked for again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A workload as its host enrolled it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -183,60 +185,98 @@ pub async fn confirm_frozen(
     Ok(Json(Confirmed { template }))
 }
 
-/// Every registration as it is, and again whenever its state or its workloads change; `gone` when it is deleted.
-#[utoipa::path(get, path = "/v1/registrations-watch", tag = "reading", security(("token" = [])), responses(
-    (status = 200, description = "Server-sent events: registration, gone", body = Registration, content_type = "text/event-stream"),
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct Beginning {
+    /// `false`: only what changes from now on, not what there is.
+    pub initial: Option<bool>,
+}
+
+/// Every host as it is, and again whenever its state or its workloads change: `registration` for one that enrolled itself, `placed` for
+/// one of which a source speaks, `gone` when it is deleted.
+#[utoipa::path(get, path = "/v1/registrations-watch", tag = "reading", security(("token" = [])), params(Beginning), responses(
+    (status = 200, description = "Server-sent events: registration, placed, gone", body = Registration, content_type = "text/event-stream"),
     Reading,
 ))]
 pub async fn watch_registrations(
     State(app): State<App>,
     _: Caller,
+    Queried(from): Queried<Beginning>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     let busy = |_| Problem::unavailable("too many watch already: try again").retry_after(10);
     let permit = app.watchers.clone().try_acquire_owned().map_err(busy)?;
-    let begun = (app, permit, BTreeMap::<String, Registration>::new(), Vec::<Event>::new());
-    // Compared here and not pushed: one entry changes seldom, and who reads slowly is told the newest.
-    let events = futures::stream::unfold(begun, |(app, permit, mut told, mut waiting)| async move {
-        loop {
-            if let Some(event) = waiting.pop() {
-                return Some((Ok(event), (app, permit, told, waiting)));
+    // Before the first look: what moves after it is seen.
+    let moves = app.followed.moves();
+    let mut told = Told::default();
+    let begun = told.changed(&app).await;
+    let waiting = if from.initial.unwrap_or(true) { begun } else { Vec::new() };
+    // Who reads slowly is told the newest, and nothing is kept for them: what is another is found by comparing, when something moved.
+    let events = futures::stream::unfold(
+        (app, permit, moves, told, waiting),
+        |(app, permit, mut moves, mut told, mut waiting)| async move {
+            loop {
+                if let Some(event) = waiting.pop() {
+                    return Some((Ok(event), (app, permit, moves, told, waiting)));
+                }
+                tokio::select! {
+                    moved = moves.changed() => moved.ok()?,
+                    () = tokio::time::sleep(ASK_AGAIN), if told.is_in_doubt() => {}
+                }
+                tokio::time::sleep(TOGETHER).await;
+                moves.mark_unchanged();
+                waiting = told.changed(&app).await;
             }
-            if !told.is_empty() {
-                tokio::time::sleep(LOOK_EVERY).await;
-            }
-            waiting = changed(&app, &mut told).await;
-            if waiting.is_empty() && told.is_empty() {
-                tokio::time::sleep(LOOK_EVERY).await;
-            }
-        }
-    });
+        },
+    );
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }
 
-/// What is another than it was told, last first.
-async fn changed(app: &App, told: &mut BTreeMap<String, Registration>) -> Vec<Event> {
-    let mut now: BTreeMap<String, Registration> = {
-        let local = app.followed.local();
-        let enrolled = local.hosts().iter().filter_map(|(host, entry)| Registration::new(host, entry, local.world()));
-        enrolled.map(|item| (item.host.clone(), item)).collect()
-    };
-    let seen = seen(app, now.keys().cloned().collect()).await;
-    let mut events = Vec::new();
-    for (host, item) in &mut now {
-        item.seen(seen.get(host));
-        // That it beats is no news.
-        let heard_ms = item.heard_ms.take();
-        if told.get(host) != Some(item) {
-            let shown = Registration { heard_ms, ..item.clone() };
-            let data = serde_json::to_string(&shown).unwrap_or_default();
-            events.push(Event::default().event("registration").data(data));
+/// What somebody who watches was told.
+#[derive(Default)]
+struct Told {
+    enrolled: BTreeMap<String, Registration>,
+    /// Hosts of which a source speaks, and what is there.
+    placed: BTreeMap<String, Vec<(String, String)>>,
+}
+
+impl Told {
+    fn is_in_doubt(&self) -> bool {
+        self.enrolled.values().any(|item| item.state == "unknown")
+    }
+
+    /// What is another than was told, last first.
+    async fn changed(&mut self, app: &App) -> Vec<Event> {
+        let mut now = Self::default();
+        {
+            let local = app.followed.local();
+            for (host, entry) in local.hosts() {
+                match Registration::new(host, entry, local.world()) {
+                    Some(item) => _ = now.enrolled.insert(host.to_string(), item),
+                    None => _ = now.placed.insert(host.to_string(), entry.workloads.clone()),
+                }
+            }
         }
+        let seen = seen(app, now.enrolled.keys().cloned().collect()).await;
+        let mut events = Vec::new();
+        for (host, item) in &mut now.enrolled {
+            item.seen(seen.get(host));
+            // That it beats is no news.
+            let heard_ms = item.heard_ms.take();
+            if self.enrolled.get(host) != Some(item) {
+                let shown = Registration { heard_ms, ..item.clone() };
+                let data = serde_json::to_string(&shown).unwrap_or_default();
+                events.push(Event::default().event("registration").data(data));
+            }
+        }
+        let named =
+            |kind: &str, host: &String| Event::default().event(kind).data(serde_json::json!({ "host": host }).to_string());
+        let moved = now.placed.iter().filter(|(host, workloads)| self.placed.get(*host) != Some(*workloads));
+        events.extend(moved.map(|(host, _)| named("placed", host)));
+        let is_there = |host: &String| now.enrolled.contains_key(host) || now.placed.contains_key(host);
+        let gone = self.enrolled.keys().chain(self.placed.keys()).filter(|host| !is_there(host));
+        events.extend(gone.map(|host| named("gone", host)));
+        *self = now;
+        events.reverse();
+        events
     }
-    for host in told.keys().filter(|host| !now.contains_key(*host)) {
-        let data = serde_json::json!({ "host": host }).to_string();
-        events.push(Event::default().event("gone").data(data));
-    }
-    *told = now;
-    events.reverse();
-    events
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Certificate, Client, Method, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -18,6 +18,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Attempts, over all gateways.
 pub const ATTEMPTS_MAX: usize = 4;
+/// Longest event that is read.
+const EVENT_BYTES_MAX: usize = 16 << 20;
 /// Pause before the second attempt; it doubles.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
@@ -178,6 +180,22 @@ impl Api {
         })
     }
 
+    /// Opens a stream of events.
+    pub async fn events(&self, path: &str) -> Result<Events> {
+        let mut last = Failure::failed("no gateway is named");
+        for gateway in &self.gateways {
+            match self.http.get(format!("{gateway}{path}")).header(ACCEPT, "text/event-stream").send().await {
+                Ok(response) if response.status().is_success() => return Ok(Events { response, text: Vec::new() }),
+                Ok(response) => {
+                    let status = response.status();
+                    last = refused(status, &response.text().await.unwrap_or_default());
+                }
+                Err(error) => last = unreachable(gateway, &error),
+            }
+        }
+        Err(last)
+    }
+
     /// All items of a list, page by page, at most `limit`.
     pub async fn list(&self, path: &str, limit: usize) -> Result<Vec<Value>> {
         let mut items: Vec<Value> = Vec::new();
@@ -194,6 +212,42 @@ impl Api {
             }
         }
     }
+}
+
+/// Events as a gateway sends them.
+pub struct Events {
+    response: Response,
+    text: Vec<u8>,
+}
+
+impl Events {
+    /// The next one; nothing when the stream ends or breaks.
+    pub async fn next(&mut self) -> Option<(String, Value)> {
+        loop {
+            if let Some(end) = self.text.windows(2).position(|pair| pair == b"\n\n") {
+                let block: Vec<u8> = self.text.drain(..end + 2).collect();
+                match event(&String::from_utf8_lossy(&block)) {
+                    Some(event) => return Some(event),
+                    None => continue,
+                }
+            }
+            if self.text.len() > EVENT_BYTES_MAX {
+                return None;
+            }
+            self.text.extend_from_slice(&self.response.chunk().await.ok()??);
+        }
+    }
+}
+
+/// One event; nothing for a comment, which keeps the connection alive.
+fn event(block: &str) -> Option<(String, Value)> {
+    let field = |name: &str| {
+        let of = |line: &str| line.strip_prefix(name)?.strip_prefix(':').map(|value| value.trim_start().to_owned());
+        let values: Vec<String> = block.lines().filter_map(of).collect();
+        (!values.is_empty()).then(|| values.join("\n"))
+    };
+    let data = serde_json::from_str(&field("data")?).ok()?;
+    Some((field("event").unwrap_or_else(|| "message".to_owned()), data))
 }
 
 fn unreachable(gateway: &str, error: &reqwest::Error) -> Failure {
@@ -253,6 +307,16 @@ mod tests {
     fn what_goes_into_a_path_is_escaped() {
         assert_eq!(escaped("web-1_x.y~"), "web-1_x.y~");
         assert_eq!(escaped("a/b?c=d&e #ä"), "a%2Fb%3Fc%3Dd%26e%20%23%C3%A4");
+    }
+
+    #[test]
+    fn events_are_read_and_comments_are_none() {
+        let read = event("event: gone\ndata: {\"host\":\"h1\"}\n\n").expect("an event");
+        assert_eq!((read.0.as_str(), read.1["host"].as_str()), ("gone", Some("h1")));
+        assert_eq!(event("data: {\ndata: \"a\": 1}\n\n").expect("two lines").1["a"], 1);
+        for nothing in [": keep alive\n\n", "event: x\n\n", "data: no json\n\n", "\n\n"] {
+            assert_eq!(event(nothing), None, "{nothing:?}");
+        }
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const fn path(self) -> &'static str {
+    pub(super) const fn path(self) -> &'static str {
         match self {
             Self::Groups => "/v1/groups",
             Self::Templates => "/v1/templates",
@@ -63,24 +63,30 @@ impl Kind {
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "Examples:\n  groupcast get groups\n  groupcast get group web -o yaml > web.yaml    # edit, then: groupcast apply -f web.yaml\n  \
-                        groupcast get changes --limit 10"
+                        groupcast get changes --limit 10\n  groupcast get hosts -o wide --watch"
 )]
 pub struct Options {
     #[arg(value_enum)]
-    kind: Kind,
-    id: Option<String>,
+    pub(super) kind: Kind,
+    pub(super) id: Option<String>,
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
-    output: Format,
+    pub(super) output: Format,
     /// Those whose id begins so.
     #[arg(long)]
     prefix: Option<String>,
     /// How many at most.
     #[arg(long, default_value_t = LIMIT_DEFAULT)]
-    limit: usize,
+    pub(super) limit: usize,
+    /// Stays, and shows each host, workload or registration again whenever it changes.
+    #[arg(short, long)]
+    watch: bool,
 }
 
 pub async fn get(connection: &Connection, options: Options) -> Result {
     let api = connection.api()?;
+    if options.watch {
+        return super::watching::watch(&api, &options).await;
+    }
     let path = options.kind.path();
     let items = match (&options.id, options.kind) {
         // Tokens have no route of their own to be read by.
@@ -126,7 +132,7 @@ pub(super) fn text(value: &Value) -> String {
     }
 }
 
-fn id(kind: Kind, item: &Value) -> String {
+pub(super) fn id(kind: Kind, item: &Value) -> String {
     match kind {
         Kind::Hosts | Kind::Registrations => text(&item["host"]),
         Kind::Changes => text(&item["change"]),
@@ -150,7 +156,7 @@ fn heard(item: &Value) -> String {
     item["heard_ms"].as_u64().or(item["standing"]["heard_ms_ago"].as_u64()).map_or(String::new(), ago)
 }
 
-fn head(kind: Kind, wide: bool) -> Vec<&'static str> {
+pub(super) fn head(kind: Kind, wide: bool) -> Vec<&'static str> {
     let (mut narrow, more): (Vec<&str>, Vec<&str>) = match kind {
         Kind::Groups => {
             (vec!["id", "rules", "bindings", "members", "owner"], vec!["revision", "changed by", "changed at", "name"])
@@ -175,7 +181,7 @@ fn head(kind: Kind, wide: bool) -> Vec<&'static str> {
     narrow
 }
 
-fn row(kind: Kind, item: &Value, wide: bool) -> Vec<String> {
+pub(super) fn row(kind: Kind, item: &Value, wide: bool) -> Vec<String> {
     let document = &item["document"];
     let changed = || vec![text(&item["revision"]), text(&item["changed_by"]), text(&item["changed_at"])];
     let (mut narrow, more): (Vec<String>, Vec<String>) = match kind {

@@ -94,11 +94,27 @@ impl Process {
     }
 
     async fn answers(&self) -> std::io::Result<bool> {
+        Ok(self.page("/readyz").await?.starts_with("HTTP/1.1 200"))
+    }
+
+    async fn page(&self, path: &str) -> std::io::Result<String> {
         let mut stream = tokio::net::TcpStream::connect(self.address).await?;
-        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n").await?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
-        Ok(answer.starts_with("HTTP/1.1 200"))
+        Ok(answer)
+    }
+
+    /// What it counts under this name, summed over labels; nothing counts as 0.
+    pub async fn metric(&self, name: &str) -> anyhow::Result<f64> {
+        let page = self.page("/metrics").await?;
+        let value = |line: &str| {
+            let (labelled, value) = line.rsplit_once(' ')?;
+            let is_named = labelled.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'));
+            if is_named { value.trim().parse::<f64>().ok() } else { None }
+        };
+        Ok(page.lines().filter_map(value).sum())
     }
 }
 

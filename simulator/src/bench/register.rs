@@ -1,5 +1,8 @@
 //! `bench register`: a whole fleet enrols at once, and then lives: it beats, some leave and come back, some vanish. The controller is a
 //! process of its own; every host has a connection of its own. What is left in the registry at the end is counted against what should be.
+//!
+//! Two baselines in the same run: the same hosts ask somebody who answers at once (`echo_ms`: what the bus takes to carry the
+//! requests), and one client writes what has to be written, one batch for each host, many on their way (`raw_ms`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -26,6 +29,7 @@ use hdrhistogram::Histogram;
 
 use super::fleet::{self, Finish};
 use super::process::Process;
+use super::register_raw::{self, Echo};
 use super::{Report, bus, say};
 use crate::lean::{Frame, Handler, Running, Wire, spawn};
 use crate::random::Random;
@@ -34,10 +38,10 @@ use crate::random::Random;
 pub struct Options {
     /// Hosts, each with a connection of its own.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    hosts: u32,
+    pub(super) hosts: u32,
     /// Workloads of each.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
-    workloads: u32,
+    pub(super) workloads: u32,
     /// How long the fleet lives after that, in seconds.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     steady_seconds: u32,
@@ -75,10 +79,19 @@ impl Shared {
         let waiting = self.waiting.fetch_add(1, Ordering::Relaxed) + 1;
         self.waiting_peak.fetch_max(waiting, Ordering::Relaxed);
     }
+
+    fn reset(&self) {
+        for count in [&self.waiting, &self.waiting_peak, &self.asked_again] {
+            count.store(0, Ordering::Relaxed);
+        }
+        self.took_us.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
 }
 
 enum Command {
     Enrol,
+    /// As if it had never enrolled.
+    Forget,
     /// Farewell, and back as soon as that is answered.
     Churn,
     /// Silent from here on.
@@ -95,6 +108,7 @@ struct Host {
     /// What it waits for, since when, and whether the first registration is that.
     asked: Option<(Asked, Instant)>,
     first: bool,
+    listens: bool,
     token: u64,
 }
 
@@ -151,7 +165,8 @@ impl Handler for Host {
     fn on_frame(&mut self, frame: Frame<'_>, wire: &mut Wire<'_>) {
         let Frame::Message(message) = frame else { return };
         match subjects::answer_token(message.subject) {
-            Some("beat") => self.ask(Asked::Enrol, wire),
+            // Whoever has vanished, or is about to enrol anyway, hears nothing new.
+            Some("beat") if self.asked.is_none() && self.beat_at.is_some() => self.ask(Asked::Enrol, wire),
             Some(token) if token == format!("t{}", self.token) => {
                 let payload = message.payload.to_vec();
                 self.answered(&payload, wire);
@@ -163,11 +178,20 @@ impl Handler for Host {
     fn on_command(&mut self, command: Command, wire: &mut Wire<'_>) {
         match command {
             Command::Enrol => {
-                wire.outbound.subscribe(&subjects::answers(&self.id), 1);
+                if !std::mem::replace(&mut self.listens, true) {
+                    wire.outbound.subscribe(&subjects::answers(&self.id), 1);
+                }
                 self.ask(Asked::Enrol, wire);
             }
-            Command::Churn => self.ask(Asked::Leave, wire),
-            Command::Vanish => (self.beat_at, self.asked) = (None, None),
+            Command::Forget => (self.first, self.beat_at, self.asked) = (true, None, None),
+            Command::Churn if self.asked.is_none() => self.ask(Asked::Leave, wire),
+            Command::Churn => {}
+            Command::Vanish => {
+                self.beat_at = None;
+                if self.asked.take().is_some() {
+                    self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
         }
     }
 
@@ -198,7 +222,7 @@ impl Handler for Host {
     }
 }
 
-fn id(number: u32) -> anyhow::Result<HostId> {
+pub(super) fn id(number: u32) -> anyhow::Result<HostId> {
     Ok(HostId::new(&format!("h{number:05}"))?)
 }
 
@@ -277,9 +301,7 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         ("--registration-deletions-per-second", "1000".to_owned()),
     ];
     let more: Vec<&str> = more.iter().flat_map(|(flag, value)| [*flag, value.as_str()]).collect();
-    let controller = Process::start_with(options.groupcast.as_deref(), &server.url(), "c1".to_owned(), 3_000, &more)?;
-    controller.ready().await?;
-
+    let raw_ms = register_raw::batches(options).await?;
     let shared = Arc::new(Shared::default());
     let mut hosts: Vec<Running<Host>> = Vec::new();
     for (number, connection) in (0..).zip(fleet::connect(bus::address(&server), options.hosts as usize).await?) {
@@ -291,21 +313,28 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
             beat_at: None,
             asked: None,
             first: true,
+            listens: false,
             token: 0,
         };
         hosts.push(spawn(connection, host));
     }
+    say(format_args!("{} hosts ask somebody who answers at once", options.hosts));
+    let echo = Echo::start(&client, options.workloads).await?;
+    let echo_ms = enrol_all(&hosts, &shared).await?;
+    echo.end();
+    hosts.iter().for_each(|host| host.commands.send(Command::Forget));
+    shared.reset();
+
+    let controller = Process::start_with(options.groupcast.as_deref(), &server.url(), "c1".to_owned(), 3_000, &more)?;
+    controller.ready().await?;
     say(format_args!("{} hosts with {} workloads each register at once", options.hosts, options.workloads));
-    shared.finish.expect(hosts.len());
-    let begun = Instant::now();
-    hosts.iter().for_each(|host| host.commands.send(Command::Enrol));
-    let done = shared.finish.wait().await?;
-    let all_registered_ms = (done - begun).as_secs_f64() * 1e3;
+    let all_registered_ms = enrol_all(&hosts, &shared).await?;
     let mut took: Histogram<u64> = Histogram::new(3)?;
     for took_us in shared.took_us.lock().unwrap_or_else(PoisonError::into_inner).iter() {
         took.record(*took_us)?;
     }
-    let (peak_queue, controller_rss_mb) = (shared.waiting_peak.load(Ordering::Relaxed), controller.rss_mb()?);
+    let (peak_waiting, controller_rss_mb) = (shared.waiting_peak.load(Ordering::Relaxed), controller.rss_mb()?);
+    let peak_queue = controller.metric("groupcast_register_waiting_peak").await? as u64;
 
     say(format_args!("and live for {} s", options.steady_seconds));
     // What registering took is given back first, as far as it is.
@@ -332,7 +361,11 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         .with("all_registered_ms", all_registered_ms)
         .with("p50_ms", took.value_at_quantile(0.5) as f64 / 1e3)
         .with("p99_ms", took.value_at_quantile(0.99) as f64 / 1e3)
+        .with("raw_ms", raw_ms)
+        .with("ratio_to_raw", all_registered_ms / raw_ms)
+        .with("echo_ms", echo_ms)
         .with("peak_queue", peak_queue)
+        .with("peak_waiting_hosts", peak_waiting)
         .with("asked_again", shared.asked_again.load(Ordering::Relaxed))
         .with("controller_rss_mb", controller_rss_mb)
         .with("steady_seconds", elapsed.as_secs_f64())
@@ -340,6 +373,14 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         .with("cpu_percent", 100.0 * used.as_secs_f64() / elapsed.as_secs_f64())
         .with("rss_growth_mb", rss_growth_mb)
         .with_goal("orphans", left, 0.0))
+}
+
+/// All of them at once; how long it takes until the last one is told that it is enrolled.
+async fn enrol_all(hosts: &[Running<Host>], shared: &Shared) -> anyhow::Result<f64> {
+    shared.finish.expect(hosts.len());
+    let begun = Instant::now();
+    hosts.iter().for_each(|host| host.commands.send(Command::Enrol));
+    Ok((shared.finish.wait().await? - begun).as_secs_f64() * 1e3)
 }
 
 /// Hosts that leave and come back, or vanish, in the time there is.

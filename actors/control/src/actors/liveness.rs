@@ -2,7 +2,7 @@
 //! one leads, what is decided goes to the reaper, and hosts that beat without an entry are told to enrol again.
 
 use std::collections::BTreeMap;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use actix::prelude::*;
 use async_nats::Client;
@@ -26,6 +26,8 @@ use crate::registry::boot_text;
 
 /// Beats and entries taken at once while more are there.
 const DRAIN_MAX: usize = 1_024;
+/// How often it is checked that REGISTRY is still the stream that is followed.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// How these hosts are, as the leader knows it; `None` from a controller that does not lead.
 #[derive(Message)]
@@ -128,14 +130,16 @@ impl Liveness {
             });
             return;
         }
-        let about = match &effect {
-            Effect::Suspect { host, .. } | Effect::Live { host, .. } | Effect::Delete { host, .. } => Some(host.clone()),
-            Effect::Tell { .. } | Effect::Guard { .. } => None,
-        };
+        let ordered = effect.clone();
         let answer = self.reaper.send(Order(effect)).into_actor(self);
-        context.spawn(answer.map(move |deleted, this, context| {
-            if let Some(host) = about {
-                this.step(Event::Done { host, deleted: deleted.unwrap_or(false) }, context);
+        context.spawn(answer.map(move |done, this, context| {
+            let done = done.unwrap_or(false);
+            match ordered {
+                Effect::Suspect { host, .. } | Effect::Live { host, .. } | Effect::Delete { host, .. } => {
+                    this.step(Event::Done { host, deleted: done }, context);
+                }
+                Effect::Guard { template, .. } if !done => this.step(Event::NotGuarded { template }, context),
+                Effect::Tell { .. } | Effect::Guard { .. } => {}
             }
         }));
     }
@@ -261,15 +265,24 @@ impl Handler<AskHosts> for Liveness {
 }
 
 impl Handler<Confirm> for Liveness {
-    type Result = bool;
+    type Result = ResponseActFuture<Self, bool>;
 
-    fn handle(&mut self, Confirm(template): Confirm, context: &mut Self::Context) -> Self::Result {
+    /// Answered when it is written: whoever leads next goes by it.
+    fn handle(&mut self, Confirm(template): Confirm, _: &mut Self::Context) -> Self::Result {
         if !self.lifecycle.acts() {
-            return false;
+            return Box::pin(actix::fut::ready(false));
         }
         tracing::warn!(%template, "an operator confirms that the silent hosts are gone");
-        self.step(Event::Confirm { template }, context);
-        true
+        let now_ms = self.now_ms();
+        let effects = self.lifecycle.handle(Event::Confirm { template: template.clone() }, now_ms);
+        let written = futures::future::join_all(effects.into_iter().map(|effect| self.reaper.send(Order(effect))));
+        Box::pin(written.into_actor(self).map(move |written, this, context| {
+            let is_written = written.iter().all(|done| matches!(done, Ok(true)));
+            if !is_written {
+                this.step(Event::NotGuarded { template }, context);
+            }
+            is_written
+        }))
     }
 }
 
@@ -309,8 +322,12 @@ impl Listen {
             client.subscribe(subjects::REGISTRY_LEADER_ELECTED).await?,
         );
         let log = Log::registry(client.clone());
+        let made_at = log.made_at().await?;
         let last = log.last(subjects::REGISTRY_HOSTS).await?.map_or(0, |entry| entry.sequence);
         let entries = log.follow(subjects::REGISTRY_HOSTS, DeliverPolicy::LastPerSubject).await?;
+        let mut guards = log.follow(subjects::REGISTRY_GUARDS, DeliverPolicy::LastPerSubject).await?;
+        let mut check = tokio::time::interval(CHECK_EVERY);
+        check.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut beats, mut entries) = (beats.ready_chunks(DRAIN_MAX), entries.ready_chunks(DRAIN_MAX));
         let mut loaded = last == 0;
         let mut begun = vec![Heard::Event(Event::Connected(true))];
@@ -346,6 +363,23 @@ impl Listen {
                         }
                     }
                     heard
+                }
+                Some(message) = guards.next() => {
+                    let message = message?;
+                    match parse_registry(&message.subject) {
+                        Some(RegistryKey::Guard(template)) => {
+                            let record: Option<GuardRecord> = decode_record(&message.payload).ok();
+                            vec![Heard::Event(Event::Guard { template, record })]
+                        }
+                        _ => continue,
+                    }
+                }
+                _ = check.tick() => {
+                    // Who lost its entries with a stream that was deleted must enrol again, and nothing else would tell this controller.
+                    match log.made_at().await {
+                        Ok(now) if now != made_at => return Ok("REGISTRY is another stream than before"),
+                        _ => continue,
+                    }
                 }
                 Some(messages) = beats.next() => {
                     metrics::counter!(names::BEATS).increment(messages.len() as u64);

@@ -10,7 +10,7 @@ use crate::names;
 use crate::registration::lifecycle::Effect;
 use crate::registry::{Fate, Registry};
 
-/// Answered when it is done, or cannot be: whether the host was deleted.
+/// Answered when it is done, or cannot be: whether the host was deleted, or the guard's record written.
 #[derive(Message)]
 #[rtype(result = "bool")]
 pub struct Order(pub Effect);
@@ -59,9 +59,13 @@ impl Handler<Order> for Reaper {
                     let word = if *confirmed { ", confirmed by an operator" } else { "" };
                     registry.reap(host, *sequence, &format!("silent for {silent_ms} ms: deleted{word}")).await
                 }
-                Effect::Guard { template, frozen } => {
-                    let cause = if frozen.is_some() { "too many silent at once: frozen" } else { "thawed" };
-                    registry.guarded(template, frozen.as_ref(), cause).await.map(|()| Fate::Done)
+                Effect::Guard { template, record } => {
+                    let cause = match record {
+                        None => "thawed".to_owned(),
+                        Some(record) if record.confirmed.is_empty() => "too many silent at once: frozen".to_owned(),
+                        Some(record) => format!("{} silent hosts confirmed by an operator", record.confirmed.len()),
+                    };
+                    registry.guarded(template, record.as_ref(), &cause).await.map(|()| Fate::Done)
                 }
                 Effect::Tell { .. } => return false,
             };
@@ -70,7 +74,7 @@ impl Handler<Order> for Reaper {
                 // It is looked at again with the next sweep.
                 Err(error) => tracing::warn!(%error, ?effect, "silence had no consequence"),
             }
-            matches!((effect, written), (Effect::Delete { .. }, Ok(Fate::Done)))
+            matches!((effect, written), (Effect::Delete { .. } | Effect::Guard { .. }, Ok(Fate::Done)))
         })
     }
 }
@@ -84,7 +88,10 @@ fn told(effect: &Effect, fate: Fate) {
             metrics::counter!(names::REGISTRATIONS_ENDED, "cause" => "silent").increment(1);
             tracing::warn!(%host, silent_ms, confirmed, "deleted for silence");
         }
-        (Effect::Guard { template, frozen: Some(record) }, _) => {
+        (Effect::Guard { template, record: Some(record) }, _) if !record.confirmed.is_empty() => {
+            tracing::warn!(%template, hosts = record.confirmed.len(), "confirmed by an operator to be gone");
+        }
+        (Effect::Guard { template, record: Some(record) }, _) => {
             metrics::counter!(names::FROZEN_TOTAL).increment(1);
             let (missing, hosts) = (record.missing, record.hosts);
             tracing::error!(

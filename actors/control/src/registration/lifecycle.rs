@@ -4,6 +4,8 @@
 //!
 //! Every controller keeps one of these. Only the leader's has effects.
 
+mod guarding;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use groupcast_policy::ids::{HostId, TemplateId};
@@ -56,6 +58,15 @@ pub enum Event {
     Confirm {
         template: TemplateId,
     },
+    /// What REGISTRY says about a template's freeze and the operator's word.
+    Guard {
+        template: TemplateId,
+        record: Option<GuardRecord>,
+    },
+    /// That could not be written.
+    NotGuarded {
+        template: TemplateId,
+    },
     Tick,
 }
 
@@ -82,10 +93,10 @@ pub enum Effect {
         host: HostId,
         answer: String,
     },
-    /// Nothing of the template is deleted any more, or again; with the counts while it is not.
+    /// Nothing of the template is deleted any more, or is again, or an operator has confirmed some: to be written down.
     Guard {
         template: TemplateId,
-        frozen: Option<GuardRecord>,
+        record: Option<GuardRecord>,
     },
 }
 
@@ -121,6 +132,8 @@ pub struct Lifecycle {
     hosts: BTreeMap<HostId, Host>,
     /// Templates of which nothing is deleted.
     frozen: BTreeMap<TemplateId, Counts>,
+    /// What REGISTRY says of it, as far as is known here.
+    told: BTreeMap<TemplateId, GuardRecord>,
     /// Deletions under way: of which templates, unless an operator has confirmed that the host is gone.
     deleting: BTreeMap<HostId, BTreeSet<TemplateId>>,
     /// Deleted for silence and not confirmed: when, and of which templates. Oldest first.
@@ -145,6 +158,7 @@ impl Lifecycle {
             settings,
             hosts: BTreeMap::new(),
             frozen: BTreeMap::new(),
+            told: BTreeMap::new(),
             deleting: BTreeMap::new(),
             deleted: VecDeque::new(),
             floor_ms: 0,
@@ -173,7 +187,9 @@ impl Lifecycle {
             }
             Event::Deaf(_) => self.floor_ms = now_ms,
             Event::Done { host, deleted } => self.done(&host, deleted, now_ms),
-            Event::Confirm { template } => self.confirm(&template, now_ms),
+            Event::Confirm { template } => return self.confirm(template, now_ms),
+            Event::Guard { template, record } => self.guarded(template, record),
+            Event::NotGuarded { template } => _ = self.told.remove(&template),
             Event::Tick => return self.tick(now_ms),
         }
         Vec::new()
@@ -198,11 +214,6 @@ impl Lifecycle {
         self.hosts.values().filter(|host| host.suspect).count()
     }
 
-    /// Templates of which nothing is deleted, and why.
-    pub fn frozen(&self) -> impl Iterator<Item = GuardRecord> + '_ {
-        self.frozen.iter().map(|(template, counts)| record(template, *counts))
-    }
-
     fn entry(&mut self, id: HostId, sequence: u64, enrolled: Option<Enrolled>, now_ms: u64) {
         let Some(Enrolled { boot, templates, suspect }) = enrolled else {
             if let Some(gone) = self.hosts.remove(&id) {
@@ -218,7 +229,11 @@ impl Lifecycle {
         // An entry that is not suspect was written because the host spoke, to this controller or to another.
         let heard_ms = known.filter(|_| suspect).map_or(now_ms, |host| host.heard_ms);
         let busy = known.is_some_and(|host| host.busy);
-        let confirmed = suspect && known.is_some_and(|host| host.confirmed);
+        let confirmed = match known {
+            Some(host) => suspect && host.confirmed,
+            // One that is new to a leader has just enrolled; to anybody else it may have been there for long.
+            None => !self.acts() && self.was_confirmed(&id, &templates),
+        };
         let spared_until_ms = known.map_or(0, |host| host.spared_until_ms);
         self.hosts.insert(id, Host { sequence, boot, templates, suspect, heard_ms, spared_until_ms, busy, confirmed });
     }
@@ -260,21 +275,6 @@ impl Lifecycle {
 
     fn silent_ms(&self, host: &Host, now_ms: u64) -> u64 {
         now_ms.saturating_sub(host.heard_ms.max(self.floor_ms))
-    }
-
-    fn confirm(&mut self, template: &TemplateId, now_ms: u64) {
-        let lease_ms = self.settings.lease.as_millis() as u64;
-        let silent: Vec<HostId> = self
-            .hosts
-            .iter()
-            .filter(|(_, host)| host.templates.contains(template) && self.silent_ms(host, now_ms) >= lease_ms)
-            .map(|(id, _)| id.clone())
-            .collect();
-        for id in silent {
-            if let Some(host) = self.hosts.get_mut(&id) {
-                host.confirmed = true;
-            }
-        }
     }
 
     fn tick(&mut self, now_ms: u64) -> Vec<Effect> {
@@ -323,58 +323,10 @@ impl Lifecycle {
         }
         effects
     }
-
-    /// How the hosts of every template are, from scratch.
-    fn counts(&self, now_ms: u64) -> BTreeMap<TemplateId, Counts> {
-        let lease_ms = self.settings.lease.as_millis() as u64;
-        let mut counts: BTreeMap<TemplateId, Counts> = BTreeMap::new();
-        for host in self.hosts.values().filter(|host| !host.confirmed) {
-            let missing = u64::from(self.silent_ms(host, now_ms) >= lease_ms);
-            for template in &host.templates {
-                let of = counts.entry(template.clone()).or_default();
-                of.hosts += 1;
-                of.missing += missing;
-            }
-        }
-        for template in self.deleted.iter().flat_map(|(_, templates)| templates) {
-            let of = counts.entry(template.clone()).or_default();
-            of.hosts += 1;
-            of.missing += 1;
-        }
-        counts
-    }
-
-    fn guard(&mut self, now_ms: u64) -> Vec<Effect> {
-        let window_ms = self.settings.guard_window.as_millis() as u64;
-        while self.deleted.front().is_some_and(|(at_ms, _)| now_ms.saturating_sub(*at_ms) > window_ms) {
-            self.deleted.pop_front();
-        }
-        let counts = self.counts(now_ms);
-        let frozen: BTreeMap<TemplateId, Counts> =
-            counts.into_iter().filter(|(_, counts)| counts.is_too_many(&self.settings)).collect();
-        let thawed: Vec<TemplateId> = self.frozen.keys().filter(|id| !frozen.contains_key(*id)).cloned().collect();
-        let new: Vec<TemplateId> = frozen.keys().filter(|id| !self.frozen.contains_key(*id)).cloned().collect();
-        self.frozen = frozen;
-        let mut effects = Vec::new();
-        for template in thawed {
-            // Those still missing are given a grace of their own: they may be about to return like the others.
-            let until_ms = now_ms + self.settings.grace.as_millis() as u64;
-            for host in self.hosts.values_mut().filter(|host| !host.confirmed && host.templates.contains(&template)) {
-                host.spared_until_ms = until_ms;
-            }
-            effects.push(Effect::Guard { template, frozen: None });
-        }
-        for template in new {
-            let frozen = self.frozen.get(&template).map(|counts| record(&template, *counts));
-            effects.push(Effect::Guard { template, frozen });
-        }
-        effects
-    }
 }
 
-fn record(template: &TemplateId, counts: Counts) -> GuardRecord {
-    GuardRecord { template: template.to_string(), missing: counts.missing, hosts: counts.hosts }
-}
+#[cfg(test)]
+mod explored;
 
 #[cfg(test)]
 #[path = "lifecycle_tests.rs"]

@@ -201,14 +201,14 @@ fn too_many_at_once_freeze_and_thaw_when_they_return() {
     stage.pass(20_000);
     let effects = stage.took();
     assert!(
-        matches!(&effects[..], [Effect::Guard { frozen: Some(GuardRecord { missing: 5, hosts: 10, .. }), .. }]),
+        matches!(&effects[..], [Effect::Guard { record: Some(GuardRecord { missing: 5, hosts: 10, .. }), .. }]),
         "{effects:?}"
     );
     assert_eq!(stage.lifecycle.frozen().count(), 1);
     // Three return: the guard is content, and the two others have a grace of their own before they go.
     (0..3).for_each(|number| _ = stage.silent.remove(&host(number)));
     stage.pass(400);
-    assert!(matches!(&stage.took()[..], [Effect::Guard { frozen: None, .. }, Effect::Suspect { .. }, Effect::Suspect { .. }]));
+    assert!(matches!(&stage.took()[..], [Effect::Guard { record: None, .. }, Effect::Suspect { .. }, Effect::Suspect { .. }]));
     stage.pass(GRACE - 300);
     assert_eq!(stage.took(), []);
     stage.pass(400);
@@ -233,6 +233,106 @@ fn an_operator_confirms_those_who_are_silent_and_nobody_else() {
     other.handle(Event::Confirm { template: "another".parse().unwrap() });
     other.pass(5_000);
     assert_eq!(other.took(), []);
+}
+
+fn guards(effects: &[Effect]) -> Vec<Option<GuardRecord>> {
+    let of = |effect: &Effect| match effect {
+        Effect::Guard { record, .. } => Some(record.clone()),
+        _ => None,
+    };
+    effects.iter().filter_map(of).collect()
+}
+
+/// Another controller that has read what REGISTRY says, and leads from now on.
+fn takes_over(stage: &Stage, record: Option<GuardRecord>) -> Stage {
+    let mut next = Stage { lifecycle: Lifecycle::new(settings()), effects: Vec::new(), ..Stage::new(0) };
+    (next.now, next.hosts, next.silent) = (stage.now, stage.hosts.clone(), stage.silent.clone());
+    next.sequence = stage.sequence;
+    // The record may come before the entries or after them.
+    let template: TemplateId = "t".parse().unwrap();
+    next.handle(Event::Guard { template, record });
+    for (host, held) in &stage.lifecycle.hosts {
+        next.handle(Event::Entry { host: host.clone(), sequence: held.sequence, enrolled: enrolled(held.suspect) });
+    }
+    for event in [Event::Loaded, Event::Connected(true), Event::Leading(true), Event::Tick] {
+        next.handle(event);
+    }
+    next
+}
+
+#[test]
+fn what_an_operator_confirmed_holds_for_whoever_leads_next() {
+    let mut stage = Stage::new(10);
+    stage.silence(0..6);
+    stage.pass(5_000);
+    stage.took();
+    let effects = stage.lifecycle.handle(Event::Confirm { template: "t".parse().unwrap() }, stage.now);
+    let [Some(record)] = &guards(&effects)[..] else { panic!("written at once: {effects:?}") };
+    assert_eq!(record.confirmed, ["h0", "h1", "h2", "h3", "h4", "h5"]);
+    let mut next = takes_over(&stage, Some(record.clone()));
+    next.pass(LEASE + GRACE - 100);
+    assert_eq!(next.deleted(), 0, "it counts anew all the same");
+    next.pass(400);
+    assert_eq!(next.deleted(), 6, "{:?}", next.effects);
+    next.pass(200);
+    assert_eq!(guards(&next.took()).last(), Some(&None), "nothing is left on record");
+    // Without that word it freezes.
+    let mut ignorant = takes_over(&stage, None);
+    ignorant.pass(10_000);
+    assert_eq!((ignorant.deleted(), ignorant.lifecycle.frozen().count()), (0, 1));
+}
+
+#[test]
+fn who_returns_is_not_confirmed_any_more_and_the_record_says_so() {
+    let mut stage = Stage::new(10);
+    stage.lifecycle.settings.deletions_per_second = 1;
+    stage.silence(0..6);
+    stage.pass(1_200);
+    stage.handle(Event::Confirm { template: "t".parse().unwrap() });
+    stage.took();
+    stage.silent.remove(&host(3));
+    stage.pass(400);
+    let guards = guards(&stage.took());
+    let Some(Some(record)) = guards.last() else { panic!("{guards:?}") };
+    assert!(record.confirmed.len() < 6 && !record.confirmed.contains(&"h3".to_owned()), "{record:?}");
+    stage.silence(3..4);
+    stage.pass(20_000);
+    assert!(
+        stage
+            .effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Delete { host: gone, confirmed: false, .. } if *gone == host(3)))
+    );
+}
+
+#[test]
+fn a_freeze_of_an_earlier_leader_is_not_thawed_by_who_has_just_begun_and_not_left_on_record() {
+    let frozen = || Some(GuardRecord { template: "t".into(), missing: 5, hosts: 10, confirmed: Vec::new() });
+    let stage = Stage::new(10);
+    let mut next = takes_over(&stage, frozen());
+    next.pass(LEASE - 100);
+    assert_eq!(guards(&next.took()), [], "nobody can have been silent for a lease yet");
+    next.pass(300);
+    assert_eq!(guards(&next.took()), [None], "they are all there");
+    // And one that still holds is not written again.
+    let mut stage = Stage::new(10);
+    stage.silence(0..5);
+    let mut next = takes_over(&stage, frozen());
+    next.pass(10_000);
+    assert_eq!((guards(&next.took()), next.deleted()), (Vec::new(), 0));
+}
+
+#[test]
+fn what_could_not_be_written_about_a_freeze_is_written_again() {
+    let mut stage = Stage::new(10);
+    stage.silence(0..5);
+    stage.pass(1_200);
+    assert_eq!(guards(&stage.took()).len(), 1);
+    stage.handle(Event::NotGuarded { template: "t".parse().unwrap() });
+    stage.pass(100);
+    assert_eq!(guards(&stage.took()).len(), 1);
+    stage.pass(1_000);
+    assert_eq!(guards(&stage.took()), []);
 }
 
 #[test]

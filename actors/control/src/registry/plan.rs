@@ -201,7 +201,8 @@ impl Plan {
     pub async fn register(&mut self, wanted: &Wanted<'_>, elsewhere: Elsewhere) -> Result<Vec<(WorkloadId, u64)>, Error> {
         let mut entry = self.host(wanted.host).await?;
         let boot = wanted.enrolment.map(|enrolment| boot_text(enrolment.boot));
-        let is_new = self.payload(&RegistryKey::Host(wanted.host.clone())).is_none();
+        // Of a host that left there is a trace, and of its workloads too.
+        let is_new = self.found.get(&RegistryKey::Host(wanted.host.clone())).is_none_or(Option::is_none);
         if !(self.presumes && is_new && elsewhere == Elsewhere::Refuse) {
             let keys = wanted.workloads.iter().map(|w| RegistryKey::Workload(w.network.clone(), w.id.clone()));
             let claims = wanted.claims.keys().map(|(network, address)| RegistryKey::Address(network.clone(), *address));

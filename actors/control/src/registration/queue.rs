@@ -1,0 +1,176 @@
+//! What hosts have asked for and nobody has answered yet. Each host's requests are answered in the order they came, one at a time, so
+//! that a removal does not overtake the registration before it; hosts take turns. A request that is repeated while it waits is the
+//! same request with another place for the answer, so what waits is bounded by the number of hosts, not by their impatience.
+
+use std::collections::{HashMap, VecDeque};
+
+use groupcast_policy::ids::HostId;
+
+/// Requests that may wait. With more of them hosts are told to ask again later.
+pub const WAITING_MAX: usize = 20_000;
+/// Requests of one host that may wait: it asks for a few things at a time.
+pub const OF_A_HOST_MAX: usize = 16;
+
+/// A request, and where its answer goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request<P> {
+    pub payload: P,
+    pub answer: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pushed {
+    Waits,
+    /// The same was waiting already; the answer goes to where it was asked for last.
+    Repeated,
+    /// Nobody will answer it: too many wait.
+    Full,
+}
+
+#[derive(Debug)]
+struct Line<P> {
+    waiting: VecDeque<Request<P>>,
+    /// One of the host's requests is being answered.
+    busy: bool,
+}
+
+#[derive(Debug)]
+pub struct Queue<P> {
+    lines: HashMap<HostId, Line<P>>,
+    /// Hosts whose turn it is, in order: they have something waiting and nothing being answered.
+    ready: VecDeque<HostId>,
+    waiting: usize,
+    waiting_max: usize,
+    peak: usize,
+}
+
+impl<P: PartialEq> Default for Queue<P> {
+    fn default() -> Self {
+        Self::new(WAITING_MAX)
+    }
+}
+
+impl<P: PartialEq> Queue<P> {
+    pub fn new(waiting_max: usize) -> Self {
+        Self { lines: HashMap::new(), ready: VecDeque::new(), waiting: 0, waiting_max, peak: 0 }
+    }
+
+    pub fn push(&mut self, host: HostId, request: Request<P>) -> Pushed {
+        let line = self.lines.entry(host.clone()).or_insert_with(|| Line { waiting: VecDeque::new(), busy: false });
+        // Only the last one: what came between may have changed what an earlier one means.
+        if let Some(last) = line.waiting.back_mut().filter(|last| last.payload == request.payload) {
+            last.answer = request.answer;
+            return Pushed::Repeated;
+        }
+        if self.waiting >= self.waiting_max || line.waiting.len() >= OF_A_HOST_MAX {
+            if line.waiting.is_empty() && !line.busy {
+                self.lines.remove(&host);
+            }
+            return Pushed::Full;
+        }
+        if line.waiting.is_empty() && !line.busy {
+            self.ready.push_back(host);
+        }
+        line.waiting.push_back(request);
+        self.waiting += 1;
+        self.peak = self.peak.max(self.waiting);
+        Pushed::Waits
+    }
+
+    /// Whoever is next; it has to be [`Self::done`] before that host's next one is.
+    pub fn next(&mut self) -> Option<(HostId, Request<P>)> {
+        let host = self.ready.pop_front()?;
+        let line = self.lines.get_mut(&host)?;
+        let request = line.waiting.pop_front()?;
+        line.busy = true;
+        self.waiting -= 1;
+        Some((host, request))
+    }
+
+    pub fn done(&mut self, host: &HostId) {
+        let Some(line) = self.lines.get_mut(host) else { return };
+        line.busy = false;
+        match line.waiting.is_empty() {
+            true => _ = self.lines.remove(host),
+            false => self.ready.push_back(host.clone()),
+        }
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// The most that ever waited.
+    pub fn peak(&self) -> usize {
+        self.peak
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str) -> HostId {
+        name.parse().unwrap()
+    }
+
+    fn asks(payload: u32, answer: &str) -> Request<u32> {
+        Request { payload, answer: answer.to_owned() }
+    }
+
+    #[test]
+    fn hosts_take_turns_and_each_is_answered_in_order() {
+        let mut queue = Queue::default();
+        for (name, payload) in [("a", 1), ("a", 2), ("b", 3), ("a", 4)] {
+            assert_eq!(queue.push(host(name), asks(payload, "t")), Pushed::Waits);
+        }
+        assert_eq!(queue.next(), Some((host("a"), asks(1, "t"))));
+        assert_eq!(queue.next(), Some((host("b"), asks(3, "t"))));
+        assert_eq!(queue.next(), None, "a's second waits for the answer to its first");
+        queue.done(&host("b"));
+        queue.done(&host("a"));
+        assert_eq!(queue.next(), Some((host("a"), asks(2, "t"))));
+        assert_eq!(queue.next(), None);
+        queue.done(&host("a"));
+        assert_eq!(queue.next(), Some((host("a"), asks(4, "t"))));
+        queue.done(&host("a"));
+        assert!(queue.lines.is_empty() && queue.ready.is_empty(), "nothing is kept of who was answered");
+        assert_eq!((queue.waiting(), queue.peak()), (0, 4));
+    }
+
+    #[test]
+    fn a_repetition_takes_the_place_of_what_waits_and_never_of_something_before_another_request() {
+        let mut queue = Queue::default();
+        queue.push(host("a"), asks(1, "first"));
+        assert_eq!(queue.push(host("a"), asks(1, "second")), Pushed::Repeated);
+        assert_eq!(queue.waiting(), 1);
+        // Enrol, leave, enrol: the second enrolment is another one.
+        queue.push(host("a"), asks(2, "leave"));
+        assert_eq!(queue.push(host("a"), asks(1, "third")), Pushed::Waits);
+        let mut order = Vec::new();
+        while let Some((_, request)) = queue.next() {
+            order.push((request.payload, request.answer));
+            queue.done(&host("a"));
+        }
+        assert_eq!(order, [(1, "second".to_owned()), (2, "leave".to_owned()), (1, "third".to_owned())]);
+    }
+
+    #[test]
+    fn beyond_its_bounds_nothing_waits() {
+        let mut queue = Queue::new(3);
+        for name in ["a", "b", "c"] {
+            assert_eq!(queue.push(host(name), asks(1, "t")), Pushed::Waits);
+        }
+        assert_eq!(queue.push(host("d"), asks(1, "t")), Pushed::Full);
+        assert_eq!(queue.lines.len(), 3, "nothing is kept of who was turned away");
+        assert_eq!(queue.push(host("a"), asks(1, "again")), Pushed::Repeated, "a repetition takes no room");
+        queue.next();
+        assert_eq!(queue.push(host("d"), asks(1, "t")), Pushed::Waits);
+        let mut queue = Queue::default();
+        for payload in 0..OF_A_HOST_MAX as u32 {
+            assert_eq!(queue.push(host("a"), asks(payload, "t")), Pushed::Waits);
+        }
+        assert_eq!(queue.push(host("a"), asks(99, "t")), Pushed::Full);
+        assert_eq!(queue.push(host("b"), asks(99, "t")), Pushed::Waits, "one host does not crowd out another");
+    }
+}
