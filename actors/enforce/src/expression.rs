@@ -67,6 +67,11 @@ impl Field {
         }
     }
 
+    /// Whether it is an address of IPv4.
+    pub fn is_v4(self) -> bool {
+        matches!(self, Field::CtSource4 | Field::CtDestination4 | Field::Source4 | Field::Destination4)
+    }
+
     /// Whether the kernel keeps it in the machine's byte order; everything else is as on the wire.
     pub fn is_native(self) -> bool {
         matches!(self, Field::CtState | Field::CtMark)

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `b_…` | where packets come in |
 //! | `j_out`, `j_in` | the two judges: the policy of the flow's original sender, and of its original receiver |
-//! | `p_N_out` | profile N: jumps to the denies, then to the allows, then the end |
+//! | `p_N_out`, `p_N_o_out` | profile N: jumps to the denies, then to the allows, then the end; `o`: for packets that go onward |
 //! | `sd_…`, `sa_…` | denies and allows of a scope: one jump for each group bound there |
 //! | `d_…`, `a_…` | denies and allows of a group |
 //! | `x_…` | a refusal that knows what it logs |
@@ -31,11 +31,16 @@ pub fn side(direction: Direction) -> &'static str {
     }
 }
 
-/// What rules look at: the connection, whose tuple is the same for packets of both directions, or the packet's own headers.
+/// What rules look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum View {
+    /// The connection, whose tuple is the same for packets of both directions.
     Connection,
+    /// The packet's own headers, in its own direction.
     Headers,
+    /// The headers of a packet that goes the way of its connection's first: they say what the connection's tuple says, and are read
+    /// several times faster. Most packets that are judged are such.
+    Onward,
 }
 
 impl View {
@@ -43,7 +48,22 @@ impl View {
         match self {
             View::Connection => 'c',
             View::Headers => 'h',
+            View::Onward => 'o',
         }
+    }
+
+    /// The views that chains are written in, for workloads whose packets are judged in this one.
+    pub fn written(self) -> &'static [View] {
+        match self {
+            View::Connection => &[View::Connection, View::Onward],
+            View::Headers => &[View::Headers],
+            View::Onward => &[View::Onward],
+        }
+    }
+
+    /// Refusal knows both directions of a connection anyway.
+    fn of_refusal(self) -> View {
+        if self == View::Onward { View::Connection } else { self }
     }
 }
 
@@ -159,17 +179,26 @@ pub fn group(view: View, action: Action, direction: Direction, group: &GroupId) 
     name(format_args!("{letter}_{}_{group}_{}", view.letter(), side(direction)))
 }
 
+/// The chain under which it is told what a rule has met: that allows of a connection are written in two views, line for line, is
+/// nobody's business.
+pub fn counted(chain: &str) -> Name {
+    match chain.strip_prefix("a_o_") {
+        Some(rest) => name(format_args!("a_c_{rest}")),
+        None => Name::from(chain),
+    }
+}
+
 pub fn refusal(view: View, direction: Direction, group: &GroupId, rule: RuleKey) -> Name {
-    name(format_args!("x_{}_{group}_{:016x}_{}", view.letter(), rule.0, side(direction)))
+    name(format_args!("x_{}_{group}_{:016x}_{}", view.of_refusal().letter(), rule.0, side(direction)))
 }
 
 /// Where a profile ends: nothing allowed it.
 pub fn end(view: View, direction: Direction) -> Name {
-    name(format_args!("end_{}_{}", view.letter(), side(direction)))
+    name(format_args!("end_{}_{}", view.of_refusal().letter(), side(direction)))
 }
 
 pub fn deny(view: View, direction: Direction) -> Name {
-    name(format_args!("deny_{}_{}", view.letter(), side(direction)))
+    name(format_args!("deny_{}_{}", view.of_refusal().letter(), side(direction)))
 }
 
 pub fn scope(view: View, action: Action, direction: Direction, scope: &Scope, phase: Phase) -> Name {
@@ -184,8 +213,10 @@ pub fn scope(view: View, action: Action, direction: Direction, scope: &Scope, ph
     }
 }
 
-pub fn profile(number: u32, direction: Direction) -> Name {
-    name(format_args!("p_{number:08x}_{}", side(direction)))
+/// `onward`: for packets that go the way of their connection's first, where the connection is judged.
+pub fn profile(number: u32, direction: Direction, onward: bool) -> Name {
+    let onward = if onward { "_o" } else { "" };
+    name(format_args!("p_{number:08x}{onward}_{}", side(direction)))
 }
 
 /// What a change of an object means for flows that were already judged.
@@ -244,7 +275,7 @@ mod tests {
             (group(View::Headers, Action::Allow, egress, &id), Role::Allows),
             (scope(View::Headers, Action::Allow, egress, &Scope::Global, Phase::Running), Role::Allows),
             (scope(View::Headers, deny, egress, &Scope::Global, Phase::Staging), Role::Denies),
-            (profile(1, egress), Role::Profile),
+            (profile(1, egress, true), Role::Profile),
             (refusal(View::Connection, egress, &id, RuleKey(1)), Role::Neutral),
             (end(View::Connection, egress), Role::Frame),
             (super::deny(View::Connection, egress), Role::Frame),

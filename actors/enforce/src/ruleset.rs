@@ -33,8 +33,8 @@ use crate::table::{Chain, Elements, Set, SetKind, Table};
 pub(crate) use frame::stamp_rules;
 pub(crate) use groups::{Written, group_chains, has_spans, member_sets, member_spans, members_of};
 pub(crate) use profiles::{
-    CHAINS, Denies, Found, Has, ProfileKey, SIDES, Shape, bound, denies_of, has, jumps, lone_number, profile_rules,
-    profile_verdict, rules_of,
+    CHAINS, Denies, Found, Has, ProfileKey, Shape, bound, denies_of, has, jumps, lone_number, onward_rules, profile_chains,
+    profile_rules, profile_verdicts, rules_of,
 };
 pub use workloads::Refusal;
 pub(crate) use workloads::{Element, Keys, Owners, elements_of, keys_of, own_addresses, source_spans};

@@ -270,6 +270,9 @@ fn write_statement(line: &mut String, statement: &Statement) -> fmt::Result {
                 Test::IsNot(value) => write!(line, "{left} != {}", value_text(field, value)),
                 Test::Within(first, last) => write!(line, "{left} {}-{}", number_text(field, *first), number_text(field, *last)),
                 Test::MaskedNot { mask, is_not: 0 } if field == Field::CtState => write!(line, "{left} {}", states_text(*mask)),
+                Test::Masked { mask, is } if field.is_v4() => {
+                    write!(line, "{left} {}/{}", number_text(field, (*is).into()), mask.leading_ones())
+                }
                 Test::Masked { mask, is } => write!(line, "{left} & {mask:#x} == {is:#x}"),
                 Test::MaskedNot { mask, is_not } => write!(line, "{left} & {mask:#x} != {is_not:#x}"),
                 Test::In(set) => write!(line, "{left} @{set}"),

@@ -161,7 +161,7 @@ impl Bound {
 
 fn view_index(view: View) -> usize {
     match view {
-        View::Connection => 0,
+        View::Connection | View::Onward => 0,
         View::Headers => 1,
     }
 }

@@ -147,8 +147,8 @@ fn passing(desired: &mut Desired<'_>, settings: &Settings, side: Direction) {
         // Conntrack takes a connection up in its middle, from either end: it could come back reversed after it was refused.
         let flags = u32::from(TCP_FIN | TCP_SYN | TCP_RST | TCP_ACK);
         rules.push(vec![
-            state(STATE_NEW),
             Statement::is(Field::Protocol, TCP),
+            state(STATE_NEW),
             test(Field::TcpFlags, Test::MaskedNot { mask: flags, is_not: u32::from(TCP_SYN) }),
             Statement::goto(&names::end(View::Connection, side)),
         ]);
@@ -172,7 +172,7 @@ fn refusing(desired: &mut Desired<'_>, settings: &Settings, keys: Keys, side: Di
         } else {
             let (original, reply) = interfaces(side);
             let sides = match view {
-                View::Connection => vec![(Some(ORIGINAL), original), (Some(REPLY), reply)],
+                View::Connection | View::Onward => vec![(Some(ORIGINAL), original), (Some(REPLY), reply)],
                 View::Headers => vec![(None, original)],
             };
             for (of_flow, interface) in sides {
@@ -209,10 +209,10 @@ fn key_fields(view: View, side: Direction, interface: Field, keyed: Keyed) -> (V
         (View::Connection, Direction::Egress, Family::V6) => Field::CtSource6,
         (View::Connection, Direction::Ingress, Family::V4) => Field::CtDestination4,
         (View::Connection, Direction::Ingress, Family::V6) => Field::CtDestination6,
-        (View::Headers, Direction::Egress, Family::V4) => Field::Source4,
-        (View::Headers, Direction::Egress, Family::V6) => Field::Source6,
-        (View::Headers, Direction::Ingress, Family::V4) => Field::Destination4,
-        (View::Headers, Direction::Ingress, Family::V6) => Field::Destination6,
+        (_, Direction::Egress, Family::V4) => Field::Source4,
+        (_, Direction::Egress, Family::V6) => Field::Source6,
+        (_, Direction::Ingress, Family::V4) => Field::Destination4,
+        (_, Direction::Ingress, Family::V6) => Field::Destination6,
     };
     (vec![is_family], vec![interface, address])
 }

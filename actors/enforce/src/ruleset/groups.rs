@@ -7,7 +7,7 @@ use groupcast_policy::ids::GroupId;
 use groupcast_policy::needs::Documents;
 use groupcast_policy::net::{AddressSet, Family, PortSet, Prefix, Span, SpanSet, Successor};
 use groupcast_policy::normal::Families;
-use groupcast_policy::packet::{ICMP, ICMPV6};
+use groupcast_policy::packet::{ICMP, ICMPV6, TCP, UDP};
 use groupcast_policy::rule::{Action, Direction, Remote, Rule, Traffic};
 use groupcast_policy::topic::Topic;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -22,6 +22,9 @@ use crate::table::{self, Elements, SetKind};
 
 /// Up to this many ranges of addresses a rule is written out; a set has a price of its own.
 const INLINE_SPANS_MAX: usize = 4;
+
+/// Protocols whose ports every kernel tracks.
+const TRACKED: [u8; 2] = [TCP, UDP];
 
 /// What a group's rules make: chains, the sets named by their content, and whose members they look up, in which families.
 #[derive(Debug, Default)]
@@ -60,8 +63,10 @@ pub fn members_of<'d>(documents: &'d impl Documents, group: &GroupId) -> Option<
 pub fn group_chains(view: View, group: &GroupId, rules: &Rules, documents: &impl Documents, settings: &Settings) -> Written {
     let mut writer = Writer { written: Written::default(), documents, settings };
     for rule in rules.rules.values() {
-        let lines = writer.rule(view, group, rule);
-        writer.written.chains.entry(names::group(view, rule.action, rule.direction, group)).or_default().extend(lines);
+        for view in view.written() {
+            let lines = writer.rule(*view, group, rule);
+            writer.written.chains.entry(names::group(*view, rule.action, rule.direction, group)).or_default().extend(lines);
+        }
     }
     writer.written
 }
@@ -86,7 +91,7 @@ impl<'w, D: Documents> Writer<'w, D> {
             return matches.into_iter().map(|line| with(line, [Statement::goto(&chain)])).collect();
         }
         let accept = match view {
-            View::Connection => Statement::goto(&names::sided("pass", direction)),
+            View::Connection | View::Onward => Statement::goto(&names::sided("pass", direction)),
             View::Headers => Statement::Verdict(Verdict::Accept),
         };
         let mut lines = Vec::new();
@@ -128,7 +133,7 @@ impl<'w, D: Documents> Writer<'w, D> {
             let mut line = self.traffic(view, &rule.traffic, family);
             let tests = self.remote_tests(view, rule.direction, family, &remote);
             // The connection's addresses tell its family; nothing else does.
-            if view == View::Headers || matches!(remote, Tests::Any) {
+            if view != View::Connection || matches!(remote, Tests::Any) {
                 line.push(Statement::is(Field::Family, if family == Family::V4 { FAMILY_V4 } else { FAMILY_V6 }));
             }
             match tests {
@@ -140,17 +145,26 @@ impl<'w, D: Documents> Writer<'w, D> {
     }
 
     fn traffic(&mut self, view: View, traffic: &Traffic, family: Family) -> Vec<Statement> {
-        let (protocol, port, icmp) = match view {
-            View::Connection => (Field::CtProtocol, Field::CtDestinationPort, Field::CtIcmp),
-            View::Headers => (Field::Protocol, Field::DestinationPort, Field::Icmp),
+        let by_tuple = (Field::CtProtocol, Field::CtDestinationPort, Field::CtIcmp);
+        let by_headers = (Field::Protocol, Field::DestinationPort, Field::Icmp);
+        let (protocol, port, icmp) = match (view, traffic) {
+            (View::Connection, _) => by_tuple,
+            (View::Headers, _) => by_headers,
+            // Kernels differ in whose ports they track. What they do not track is one connection for all ports, and must not be
+            // stamped as judged for having gone to one of them.
+            (View::Onward, Traffic::Ports { protocol, .. }) if !TRACKED.contains(protocol) => by_tuple,
+            // Of a connection of ICMP, type and code are those of its first packet.
+            (View::Onward, Traffic::Icmp { .. }) => by_tuple,
+            (View::Onward, _) => by_headers,
         };
         match traffic {
             Traffic::Any => Vec::new(),
             Traffic::Protocol(number) => vec![Statement::is(protocol, *number)],
-            // Of a connection the port is the sharper question, and can be asked first; of a packet only after its protocol.
+            // The port is the sharper question. Of a connection it can be asked first; a packet that goes onward has the same one, or
+            // none.
             Traffic::Ports { protocol: number, ports } => match (view, Statement::is(protocol, *number), self.ports(port, ports))
             {
-                (View::Connection, protocol, ports) => vec![ports, protocol],
+                (View::Connection | View::Onward, protocol, ports) => vec![ports, protocol],
                 (View::Headers, protocol, ports) => vec![protocol, ports],
             },
             Traffic::Icmp { kind, code } => {
@@ -192,10 +206,10 @@ impl<'w, D: Documents> Writer<'w, D> {
             (View::Connection, Direction::Ingress, Family::V6) => Field::CtSource6,
             (View::Connection, Direction::Egress, Family::V4) => Field::CtDestination4,
             (View::Connection, Direction::Egress, Family::V6) => Field::CtDestination6,
-            (View::Headers, Direction::Ingress, Family::V4) => Field::Source4,
-            (View::Headers, Direction::Ingress, Family::V6) => Field::Source6,
-            (View::Headers, Direction::Egress, Family::V4) => Field::Destination4,
-            (View::Headers, Direction::Egress, Family::V6) => Field::Destination6,
+            (View::Headers | View::Onward, Direction::Ingress, Family::V4) => Field::Source4,
+            (View::Headers | View::Onward, Direction::Ingress, Family::V6) => Field::Source6,
+            (View::Headers | View::Onward, Direction::Egress, Family::V4) => Field::Destination4,
+            (View::Headers | View::Onward, Direction::Egress, Family::V6) => Field::Destination6,
         };
         match remote {
             Tests::Any => None,
@@ -221,7 +235,7 @@ impl<'w, D: Documents> Writer<'w, D> {
         elements: Elements,
     ) -> Vec<Statement> {
         if set.spans().len() <= INLINE_SPANS_MAX {
-            return set.spans().iter().map(|span: &Span<T>| Statement::within(field, span.first(), span.last())).collect();
+            return set.spans().iter().map(|span: &Span<T>| within(field, span.first().into(), span.last().into())).collect();
         }
         let ends = set.spans().iter().flat_map(|span| [span.first().into(), span.last().into()]);
         let bytes: Vec<u8> = ends.flat_map(u128::to_be_bytes).collect();
@@ -230,6 +244,20 @@ impl<'w, D: Documents> Writer<'w, D> {
         self.written.sets.insert(name.clone(), (kind, elements));
         vec![Statement::in_set([field], &name)]
     }
+}
+
+/// A range of addresses. Where it is a prefix of IPv4, its bits are compared, which the kernel does several times faster.
+fn within(field: Field, first: u128, last: u128) -> Statement {
+    if field.is_v4()
+        && first < last
+        && let (Ok(low), Ok(high)) = (u32::try_from(first), u32::try_from(last))
+        && let mask = !(low ^ high)
+        && (!mask).wrapping_add(1) & !mask == 0
+        && low & !mask == 0
+    {
+        return Statement::Match { fields: vec![field], test: Test::Masked { mask, is: low } };
+    }
+    Statement::within(field, first, last)
 }
 
 enum Tests<'t> {

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::Desired;
 use super::workloads::Placed;
 use crate::Name;
-use crate::expression::{Statement, Verdict};
+use crate::expression::{Field, STATE_RELATED, Statement, Test, Verdict};
 use crate::names::{self, View};
 use crate::table::{Data, Elements, Key, Rule, SetKind};
 
@@ -61,9 +61,9 @@ pub const OPEN_IN: u32 = 1;
 pub const PLAIN_ACCEPT: u32 = 2;
 const RESERVED: u32 = 4;
 
-/// The number under which a profile's chain of one direction is found.
-pub fn number_of(profile: u32, direction: Direction) -> u32 {
-    profile << 1 | u32::from(direction == Direction::Ingress)
+/// The number under which one of a profile's chains is found.
+pub fn number_of(profile: u32, direction: Direction, onward: bool) -> u32 {
+    profile << 2 | u32::from(onward) << 1 | u32::from(direction == Direction::Ingress)
 }
 
 /// What of a profile its workloads' elements depend on.
@@ -73,8 +73,8 @@ pub struct Found {
     pub stateful: bool,
 }
 
-/// A number and a side share 32 bits.
-const NUMBER_MASK: u32 = u32::MAX >> 1;
+/// A number and which of four chains it is share 32 bits.
+const NUMBER_MASK: u32 = u32::MAX >> 2;
 
 /// The numbers of profiles. They follow from what the profile is, so that they stay when others come and go.
 pub fn numbers<'k>(keys: impl IntoIterator<Item = &'k ProfileKey>) -> BTreeMap<&'k ProfileKey, u32> {
@@ -160,9 +160,13 @@ pub fn write(desired: &mut Desired<'_>, documents: &impl Documents, placed: &BTr
             let all = groups.iter().map(|group| denies_of(has(group)));
             all.fold(Denies::default(), |sum, one| [sum[0] || one[0], sum[1] || one[1]])
         };
-        for direction in SIDES {
-            verdicts.extend([profile_verdict(number, direction)]);
-            desired.put_chain(names::profile(number, direction), profile_rules(key, shape, direction, has, denies));
+        verdicts.extend(profile_verdicts(number));
+        for (name, direction, onward) in profile_chains(number) {
+            let rules = match onward {
+                true => onward_rules(key, number, shape, direction, has, denies),
+                false => profile_rules(key, shape, shape.view(), direction, has, denies),
+            };
+            desired.put_chain(name, rules);
         }
         if !shape.incomplete {
             scopes.extend(key.scopes().map(|scope| (shape.view(), scope, key.phase)));
@@ -173,8 +177,10 @@ pub fn write(desired: &mut Desired<'_>, documents: &impl Documents, placed: &BTr
         let groups = bound(documents, &scope, phase).unwrap_or_default();
         for (index, (action, direction)) in CHAINS.into_iter().enumerate() {
             let has = |group: &&GroupId| rules_of(documents, group).is_some_and(|rules| has(rules)[index]);
-            let rules = jumps(view, action, direction, groups.iter().filter(has));
-            desired.put_chain(names::scope(view, action, direction, &scope, phase), rules);
+            for view in view.written() {
+                let rules = jumps(*view, action, direction, groups.iter().filter(has));
+                desired.put_chain(names::scope(*view, action, direction, &scope, phase), rules);
+            }
         }
         used.extend(groups.into_iter().map(|group| (view, group)));
     }
@@ -191,10 +197,39 @@ fn fixed_verdicts() -> [(Key, Data); 3] {
     .map(|(number, chain)| (Key::Number(number), Data::Verdict(Verdict::Goto(chain))))
 }
 
-/// What leads to a profile's chain.
-pub fn profile_verdict(number: u32, direction: Direction) -> (Key, Data) {
-    let chain = names::profile(number, direction);
-    (Key::Number(number_of(number, direction)), Data::Verdict(Verdict::Goto(chain)))
+/// A profile's chains, whatever the documents make of it.
+pub fn profile_chains(number: u32) -> [(Name, Direction, bool); 4] {
+    let chain = |direction, onward| (names::profile(number, direction, onward), direction, onward);
+    let [egress, ingress] = SIDES;
+    [chain(egress, false), chain(ingress, false), chain(egress, true), chain(ingress, true)]
+}
+
+/// What leads to a profile's chains.
+pub fn profile_verdicts(number: u32) -> [(Key, Data); 4] {
+    profile_chains(number).map(|(chain, direction, onward)| {
+        (Key::Number(number_of(number, direction, onward)), Data::Verdict(Verdict::Goto(chain)))
+    })
+}
+
+/// For packets that go the way of their connection's first, by their headers. An error about a packet belongs to that packet's
+/// connection and says nothing about it in its own headers: it is judged by the connection.
+pub fn onward_rules(
+    key: &ProfileKey,
+    number: u32,
+    shape: Shape,
+    direction: Direction,
+    has: impl Fn(&GroupId) -> Has,
+    denies: impl Fn(&Scope) -> Denies,
+) -> Vec<Rule> {
+    let by_connection = Statement::goto(&names::profile(number, direction, false));
+    if !shape.stateful {
+        return vec![vec![by_connection]];
+    }
+    let is_related = Test::MaskedNot { mask: STATE_RELATED, is_not: 0 };
+    let is_related = Statement::Match { fields: vec![Field::CtState], test: is_related };
+    let mut rules = vec![vec![is_related, by_connection]];
+    rules.extend(profile_rules(key, shape, View::Onward, direction, has, denies));
+    rules
 }
 
 /// Every packet that is judged runs through this, and hardly any scope denies anything: those that do not are not asked. The first
@@ -202,11 +237,11 @@ pub fn profile_verdict(number: u32, direction: Direction) -> (Key, Data) {
 pub fn profile_rules(
     key: &ProfileKey,
     shape: Shape,
+    view: View,
     direction: Direction,
     has: impl Fn(&GroupId) -> Has,
     denies: impl Fn(&Scope) -> Denies,
 ) -> Vec<Rule> {
-    let view = shape.view();
     let end = vec![Statement::goto(&names::end(view, direction))];
     if shape.incomplete {
         return vec![end];

@@ -164,15 +164,17 @@ pub fn own_addresses(placement: &Placement, attachment: &Attachment) -> BTreeSet
 
 /// The elements of one workload. Ranges are not among them, because those of one interface are merged.
 pub fn elements_of(attached: &Attached, enforced: Enforced, addresses: &BTreeSet<Prefix>, profile: &Found) -> Vec<Element> {
-    let of = |enforced: bool, direction, open: u32| match (enforced, profile.stateful) {
-        (true, _) => number_of(profile.number, direction),
+    let of = |enforced: bool, direction, open: u32, onward: bool| match (enforced, profile.stateful) {
+        (true, stateful) => number_of(profile.number, direction, stateful && onward),
         (false, true) => open,
         (false, false) => PLAIN_ACCEPT,
     };
-    let egress = of(enforced.egress, Direction::Egress, OPEN_OUT);
-    let ingress = of(enforced.ingress, Direction::Ingress, OPEN_IN);
-    // A stateful flow is judged as a whole by one chain; a stateless packet by the chain of its own direction.
-    let (egress_reply, ingress_reply) = if profile.stateful { (egress, ingress) } else { (ingress, egress) };
+    let [(egress, egress_again), (ingress, ingress_again)] = [
+        [true, false].map(|onward| of(enforced.egress, Direction::Egress, OPEN_OUT, onward)).into(),
+        [true, false].map(|onward| of(enforced.ingress, Direction::Ingress, OPEN_IN, onward)).into(),
+    ];
+    // A stateful flow is judged as a whole by one policy; a stateless packet by that of its own direction.
+    let (egress_reply, ingress_reply) = if profile.stateful { (egress_again, ingress_again) } else { (ingress, egress) };
     let numbers = [
         (Direction::Egress, false, egress),
         (Direction::Egress, true, egress_reply),

@@ -13,7 +13,7 @@ fn only_growth_of_allows_keeps_the_stamp() {
     let id = GroupId::new("web").unwrap();
     let view = View::Connection;
     let chain = |action| names::group(view, action, Direction::Egress, &id);
-    let profile = names::profile(9, Direction::Egress);
+    let profile = names::profile(9, Direction::Egress, false);
     let jump = |action| vec![Statement::jump(&chain(action))];
     let mut table = Table::default();
     table.chains.insert(profile.clone(), Chain { base: None, rules: vec![jump(Action::Deny), jump(Action::Allow)] });

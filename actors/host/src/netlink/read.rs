@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
-use groupcast_enforce::Name;
 use groupcast_enforce::table::{Base, Chain, Hook, Rule, Set, SetKind, Table};
+use groupcast_enforce::{Name, names};
 
 use super::Counted;
 use super::expressions::{counter_of, read_rule, settle_icmp};
@@ -92,7 +92,7 @@ pub fn handles(transport: &mut Transport, table: &str, chain: &str) -> io::Resul
 
 pub fn counters(transport: &mut Transport, table: &str) -> io::Result<Vec<Counted>> {
     let ask = |writer: &mut Writer| _ = writer.text(1, table);
-    let mut found: Vec<Counted> = Vec::new();
+    let mut found: BTreeMap<(Name, usize), (u64, u64)> = BTreeMap::new();
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
     // Numbers move while they are read: a dump that was disturbed is as good as another.
     let outcome = transport.dump(GET_RULE, ask, |_, attributes| {
@@ -103,16 +103,18 @@ pub fn counters(transport: &mut Transport, table: &str) -> io::Result<Vec<Counte
         let place = places.entry(chain.to_owned()).or_default();
         let at = *place;
         *place += 1;
-        found.extend(counter_of(attributes.nested(4)).map(|(packets, bytes)| Counted {
-            chain: chain.into(),
-            at,
-            packets,
-            bytes,
-        }));
+        if let Some((packets, bytes)) = counter_of(attributes.nested(4)) {
+            let sum = found.entry((names::counted(chain), at)).or_default();
+            *sum = (sum.0 + packets, sum.1 + bytes);
+        }
     });
     match outcome {
         Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
-        _ => Ok(found),
+        _ => {
+            let counted =
+                |((chain, at), (packets, bytes)): ((Name, usize), _)| Counted { chain: chain.to_string(), at, packets, bytes };
+            Ok(found.into_iter().map(counted).collect())
+        }
     }
 }
 

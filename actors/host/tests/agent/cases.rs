@@ -221,6 +221,11 @@ fn e22_a_revoked_flow_stops_although_it_is_established() {
         let guest = with_guest(&mut world);
         let socket = guest.socket();
         assert_eq!(guest.reaches(&socket, &[5301, 5399]), [5301, 5399]);
+        // Each rule is told of once, with what it has met.
+        let counters = world.agent.does(&["counters"]);
+        let met: Vec<&str> = counters.lines().filter(|line| line.contains("g0_out\t")).collect();
+        let packets = |line: &&str| line.split('\t').nth(2).and_then(|packets| packets.parse::<u64>().ok());
+        assert!(met.len() == 2 && met.iter().all(|line| packets(line) >= Some(1)), "{counters}");
         world.enforce(&[group(0, &[KEPT], &[])]);
         assert_eq!(guest.reaches(&socket, &[5301, 5399]), [5399]);
         world.enforce(&[group(0, &[REVOKED, KEPT], &[])]);

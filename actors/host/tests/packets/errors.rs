@@ -161,6 +161,36 @@ fn errors_pass_with_the_flow_they_are_about() {
     });
 }
 
+/// An error about an answer goes the way of the flow's first packet, but its headers say nothing about the flow: it is judged by the
+/// flow, and a rule that its own headers match neither lets it pass nor stamps the flow.
+#[test]
+fn errors_about_answers_are_judged_by_the_flow_and_stamp_nothing_else() {
+    isolated(|| {
+        let open = ["egress udp 5001 to any", "ingress udp 5001 from any"];
+        let icmp_only = ["egress icmp to any", "ingress icmp from any"];
+        let denied = ["egress any to any", "ingress any from any", "deny egress udp 5001 to any"];
+        let mut story = Story::begin(trial::attachments(), &[rules(&open), place(0), place(1)]);
+        for family in FAMILIES {
+            let (kind, code) = if family == Family::V4 { (3, 3) } else { (1, 4) };
+            for to in [OUTSIDE, 1] {
+                let flow = story.flow(0, to, family, UDP, 5001);
+                assert!(story.passes(0, to, &flow) && story.passes(to, 0, &flow.answer()), "{family:?} to {to}");
+                let about_answer = error(flow.source, kind, code, &flow.answer());
+                assert!(arrives(&mut story, 0, to, &about_answer), "{family:?} to {to}: while the flow is allowed");
+                for (words, lines) in [("only icmp is allowed", &icmp_only[..]), ("the flow is denied", &denied[..])] {
+                    story.write(&[rules(lines)]);
+                    assert!(!arrives(&mut story, 0, to, &about_answer), "{family:?} to {to}: {words}");
+                    assert!(!story.passes(0, to, &flow.later()), "{family:?} to {to}: {words}, and it was stamped");
+                    assert!(!story.passes(to, 0, &flow.answer()), "{family:?} to {to}: {words}, and it was stamped");
+                    story.write(&[rules(&open)]);
+                    assert!(arrives(&mut story, 0, to, &about_answer), "{family:?} to {to}: allowed again after {words}");
+                    assert!(story.passes(0, to, &flow.later()), "{family:?} to {to}: allowed again after {words}");
+                }
+            }
+        }
+    });
+}
+
 /// What connection tracking takes for no first packet is dropped, though a rule allows everything, and whether groups keep state or not;
 /// as the answer it is, it passes.
 #[test]

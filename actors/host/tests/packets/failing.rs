@@ -1,5 +1,7 @@
 //! When something goes wrong: what was in force stays in force, packet by packet.
 
+use std::collections::BTreeSet;
+
 use groupcast_enforce::delta::{Op, Transaction};
 use groupcast_enforce::enforcer::Enforcer;
 use groupcast_enforce::settings::{Attachments, Stamp};
@@ -9,7 +11,8 @@ use groupcast_host::holder::Holder;
 use groupcast_host::keeper::{Keeper, Moved, MovedDocument};
 use groupcast_host::netlink::{Kernel, KernelError};
 use groupcast_host::state::Replica;
-use groupcast_policy::model::Event;
+use groupcast_policy::model::{Event, Group};
+use groupcast_policy::net::{Family, Prefix};
 use groupcast_policy::packet::UDP;
 
 use crate::rows::{place, rules};
@@ -124,6 +127,79 @@ fn e21_a_set_too_large_fails_by_name() {
         scene.keeper.enforcer().with = None;
         scene.keeper.settle().unwrap();
         scene.expect("made good", true);
+    });
+}
+
+/// A group of the kernel's that accounts what is allocated for its threads, and refuses more than its limit.
+struct Bounded {
+    folder: std::path::PathBuf,
+    before: std::path::PathBuf,
+}
+
+impl Bounded {
+    /// For the calling thread. `None` where threads cannot be bounded apart from their process: there its own memory, too, would be
+    /// refused, and it would stand still.
+    fn enter(limit_bytes: u64) -> Option<Self> {
+        let groups = std::fs::read_to_string("/proc/thread-self/cgroup").unwrap();
+        let own = groups.lines().find_map(|line| line.split_once(":memory:")).map(|(_, path)| path);
+        let before = own.map(|own| std::path::Path::new("/sys/fs/cgroup/memory").join(own.trim_start_matches('/')));
+        let Some(before) = before.filter(|before| before.join("tasks").exists()) else {
+            eprintln!("not run: no control groups that bound the memory of a single thread (version 1)");
+            return None;
+        };
+        let folder = before.join(format!("groupcast-e21-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let group = Bounded { folder, before };
+        // Refused, not killed for it.
+        group.set("memory.oom_control", "1");
+        group.set("memory.limit_in_bytes", &limit_bytes.to_string());
+        group.set("tasks", &nix::unistd::gettid().to_string());
+        Some(group)
+    }
+
+    fn set(&self, file: &str, value: &str) {
+        let path = self.folder.join(file);
+        std::fs::write(&path, value).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+}
+
+impl Drop for Bounded {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.before.join("tasks"), nix::unistd::gettid().to_string());
+        let _ = std::fs::remove_dir(&self.folder);
+    }
+}
+
+/// The kernel has no memory for what it should hold: it says so, which names what there was no memory for; the last good ruleset is kept,
+/// packet by packet, however often it is tried; and with memory all of it is made good.
+#[test]
+fn e21_a_kernel_without_memory_fails_by_name() {
+    isolated(|| {
+        const LIMIT_BYTES: u64 = 4 << 20;
+        const MEMBERS: u32 = 200_000;
+        let many = (0..MEMBERS).map(|n| Prefix::host(std::net::Ipv4Addr::from_bits(0x0b00_0000 + n).into()));
+        let own = trial::address(OUTSIDE, Family::V4);
+        let with = |members: BTreeSet<Prefix>| Event::group(Group { members, ..Group::new(trial::group_id(1)) });
+        let lines = ["egress udp 5001 to any", "egress udp 5002 to group:g1"];
+        let mut scene = Scene::begin(trial::attachments(), &[rules(&lines), with(BTreeSet::new()), place(0)]);
+        scene.expect("before", false);
+        let before = scene.keeper.read().unwrap();
+        let Some(bounded) = Bounded::enter(LIMIT_BYTES) else { return };
+        let grown = [with(many.chain([Prefix::host(own)]).collect())];
+        for attempt in 1..=3 {
+            let error = if attempt == 1 { scene.write(&grown) } else { scene.keeper.settle() }.unwrap_err();
+            let KernelError::Refused(refused) = &error else { panic!("{error}") };
+            assert!(refused.iter().any(|one| one.errno == nix::libc::ENOMEM), "{error}");
+            let words = error.to_string();
+            assert!(words.contains("elements to set m4_g1: Cannot allocate memory"), "{words}");
+            assert!(words.contains("the old ruleset stays in force"), "{words}");
+            assert_eq!(scene.keeper.counts.failures, attempt);
+            scene.expect("without memory", false);
+        }
+        assert!(scene.keeper.read().unwrap() == before, "the table is not what it was");
+        drop(bounded);
+        scene.keeper.settle().unwrap();
+        scene.expect("with memory", true);
     });
 }
 

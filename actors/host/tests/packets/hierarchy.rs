@@ -52,14 +52,16 @@ fn named(id: &str, rules: &[&str], target: Target, elsewhere: u32) -> Event {
     Event::group(Group { rules: lines(rules), bindings, members, ..Group::new(id.parse().unwrap()) })
 }
 
-/// How many rules look at this port.
+/// How many rules look at this port: each once for packets that go onward, and once for whatever else belongs to the connection.
 fn rules_on(table: &Table, port: u16) -> usize {
     let test = Test::Is(Value::from(port));
-    let looks = |statement: &Statement| {
-        matches!(statement, Statement::Match { fields, test: found }
-            if fields[..] == [Field::CtDestinationPort] && *found == test)
+    let count = |field: Field| {
+        let looks = |statement: &Statement| matches!(statement, Statement::Match { fields, test: found } if fields[..] == [field] && *found == test);
+        table.chains.values().flat_map(|chain| &chain.rules).filter(|rule| rule.iter().any(looks)).count()
     };
-    table.chains.values().flat_map(|chain| &chain.rules).filter(|rule| rule.iter().any(looks)).count()
+    let (onward, connection) = (count(Field::DestinationPort), count(Field::CtDestinationPort));
+    assert_eq!(onward, connection, "port {port}");
+    connection
 }
 
 fn rules_in(engine: &Engine) -> usize {

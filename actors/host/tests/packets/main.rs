@@ -18,7 +18,7 @@
 //! | E 18 | `failing::e18_a_refused_transaction_changes_nothing` |
 //! | E 19 | `killed::killed_among_500_changes_nothing_passes_and_nothing_is_lost` |
 //! | E 20 | `failing::e20_tampering_is_impossible_or_repaired` |
-//! | E 21 | `failing::e21_a_set_too_large_fails_by_name` |
+//! | E 21 | `failing::e21_a_set_too_large_fails_by_name`, `failing::e21_a_kernel_without_memory_fails_by_name` |
 //! | E 22, E 29, E 30 | `rows::a_revoked_flow_stops_in_both_directions_and_comes_back_at_once`, `streams::nothing_passes_after_a_revocation` |
 //! | E 23 | `logs::e23_audit_logs_and_lets_pass`, `rows::modes` |
 //! | E 28 | `cases::e28_any_deny_beats_every_allow` |

@@ -10,7 +10,9 @@ use crate::Name;
 use crate::delta::{Op, element_ops};
 use crate::expression::{Statement, Verdict};
 use crate::names::{self, View};
-use crate::ruleset::{CHAINS, ProfileKey, SIDES, Shape, bound, has, jumps, profile_rules, profile_verdict, rules_of};
+use crate::ruleset::{
+    CHAINS, ProfileKey, Shape, bound, has, jumps, onward_rules, profile_chains, profile_rules, profile_verdicts, rules_of,
+};
 use crate::table::{Elements, Rule, SetKind};
 
 impl<D: Documents> Step<'_, '_, D> {
@@ -141,9 +143,11 @@ impl<D: Documents> Step<'_, '_, D> {
         let has = rules.map(|summary| summary.has).unwrap_or_default();
         for view in super::VIEWS {
             for ((action, direction), wanted) in CHAINS.into_iter().zip(has) {
-                let chain = names::scope(view, action, direction, &place.0, place.1);
-                let target = names::group(view, action, direction, group);
-                self.jumps.entry(chain).or_default().insert(target, wanted);
+                for view in view.written() {
+                    let chain = names::scope(*view, action, direction, &place.0, place.1);
+                    let target = names::group(*view, action, direction, group);
+                    self.jumps.entry(chain).or_default().insert(target, wanted);
+                }
             }
         }
     }
@@ -217,13 +221,17 @@ impl<D: Documents> Step<'_, '_, D> {
             let scope = scopes.get(&(scope.clone(), key.phase));
             scope.map(|scope| scope.flags().denies).unwrap_or_default()
         };
-        for direction in SIDES {
-            let chain = names::profile(number, direction);
-            let held = actual.chains.get(&chain);
-            self.parts.chain(&chain, held, None, &profile_rules(key, shape, direction, has, denies));
+        let chains = profile_chains(number);
+        let is_new = chains.iter().any(|(chain, ..)| !actual.chains.contains_key(chain));
+        for (chain, direction, onward) in chains {
+            let rules = match onward {
+                true => onward_rules(key, number, shape, direction, has, denies),
+                false => profile_rules(key, shape, shape.view(), direction, has, denies),
+            };
+            self.parts.chain(&chain, actual.chains.get(&chain), None, &rules);
         }
-        if !actual.chains.contains_key(&names::profile(number, SIDES[0])) {
-            let elements = Elements::Keyed(SIDES.map(|direction| profile_verdict(number, direction)).into());
+        if is_new {
+            let elements = Elements::Keyed(profile_verdicts(number).into());
             let kind = SetKind::NumberToVerdict;
             element_ops(&mut self.parts.verdicts, &names::profiles(), kind, elements, Elements::of(kind));
         }
@@ -233,10 +241,10 @@ impl<D: Documents> Step<'_, '_, D> {
         if self.inputs.actual.is_none() || was.is_none() {
             return;
         }
-        let elements = Elements::Keyed(SIDES.map(|direction| profile_verdict(number, direction)).into());
+        let elements = Elements::Keyed(profile_verdicts(number).into());
         let kind = SetKind::NumberToVerdict;
         element_ops(&mut self.parts.verdicts, &names::profiles(), kind, Elements::of(kind), elements);
-        SIDES.iter().for_each(|direction| self.parts.chain_gone(&names::profile(number, *direction)));
+        profile_chains(number).iter().for_each(|(chain, ..)| self.parts.chain_gone(chain));
     }
 
     /// Scopes that came into use or went out of it as a whole; of the others, single jumps.
@@ -249,17 +257,19 @@ impl<D: Documents> Step<'_, '_, D> {
             }
             self.groups.extend(scope.into_iter().flat_map(|scope| scope.groups.iter().cloned()));
             for (index, (action, direction)) in CHAINS.into_iter().enumerate() {
-                let chain = names::scope(view, action, direction, &place.0, place.1);
-                self.jumps.remove(&chain);
-                let Some(actual) = self.inputs.actual else { continue };
-                if !is {
-                    self.parts.chain_gone(&chain);
-                    continue;
+                for view in view.written() {
+                    let chain = names::scope(*view, action, direction, &place.0, place.1);
+                    self.jumps.remove(&chain);
+                    let Some(actual) = self.inputs.actual else { continue };
+                    if !is {
+                        self.parts.chain_gone(&chain);
+                        continue;
+                    }
+                    let groups = &self.index.groups;
+                    let has = |group: &&GroupId| groups.get(*group).and_then(|g| g.rules).is_some_and(|rules| rules.has[index]);
+                    let bound = scope.into_iter().flat_map(|scope| &scope.groups).filter(has);
+                    self.parts.chain(&chain, actual.chains.get(&chain), None, &jumps(*view, action, direction, bound));
                 }
-                let groups = &self.index.groups;
-                let has = |group: &&GroupId| groups.get(*group).and_then(|g| g.rules).is_some_and(|rules| rules.has[index]);
-                let bound = scope.into_iter().flat_map(|scope| &scope.groups).filter(has);
-                self.parts.chain(&chain, actual.chains.get(&chain), None, &jumps(view, action, direction, bound));
             }
         }
         let Some(actual) = self.inputs.actual else { return };
