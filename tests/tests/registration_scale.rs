@@ -15,7 +15,8 @@ fn names(count: usize) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn d27_many_hosts_register_at_once() {
     let mut plane = plane(2).await;
-    let names = names(if full() { 10_000 } else { 200 });
+    // Ten thousand are too many tasks for this process beside the controllers: they are in `bench register`.
+    let names = names(if full() { 1_000 } else { 200 });
     let all: Vec<&str> = names.iter().map(String::as_str).collect();
     allowed(&plane, "vm", &all).await;
     let (client, _events) = plane.bus.connect(0, Role::Host, "all").await;

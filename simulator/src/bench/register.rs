@@ -105,9 +105,11 @@ struct Host {
     shared: Arc<Shared>,
     beats: u64,
     beat_at: Option<Instant>,
-    /// What it waits for, since when, and whether the first registration is that.
+    /// What it waits for, and since when it was last asked for.
     asked: Option<(Asked, Instant)>,
+    /// Whether it never was enrolled, and since when it wants to be, however often it has asked.
     first: bool,
+    wants_since: Option<Instant>,
     listens: bool,
     token: u64,
 }
@@ -127,7 +129,9 @@ impl Host {
         };
         let token = format!("t{}", self.token);
         wire.outbound.publish_with_headers(&subjects::register(&self.id), None, &[(subjects::ANSWER_TOKEN, &token)], &payload);
-        self.asked = Some((asked, Instant::now()));
+        let now = Instant::now();
+        self.asked = Some((asked, now));
+        self.wants_since.get_or_insert(now);
         self.shared.sent();
     }
 
@@ -143,6 +147,7 @@ impl Host {
             Asked::Enrol => match RegisterAnswer::decode(payload) {
                 Ok(RegisterAnswer::Registered { .. }) => {
                     if std::mem::take(&mut self.first) {
+                        let since = self.wants_since.take().unwrap_or(since);
                         let took_us = since.elapsed().as_micros() as u64;
                         self.shared.took_us.lock().unwrap_or_else(PoisonError::into_inner).push(took_us);
                         self.shared.finish.arrive();
@@ -183,7 +188,7 @@ impl Handler for Host {
                 }
                 self.ask(Asked::Enrol, wire);
             }
-            Command::Forget => (self.first, self.beat_at, self.asked) = (true, None, None),
+            Command::Forget => (self.first, self.beat_at, self.asked, self.wants_since) = (true, None, None, None),
             Command::Churn if self.asked.is_none() => self.ask(Asked::Leave, wire),
             Command::Churn => {}
             Command::Vanish => {
@@ -313,6 +318,7 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
             beat_at: None,
             asked: None,
             first: true,
+            wants_since: None,
             listens: false,
             token: 0,
         };

@@ -135,7 +135,7 @@ impl Desk {
         let (mut at_work, mut waiting_for_sources) = (JoinSet::new(), JoinSet::new());
         loop {
             while at_work.len() < AT_ONCE_MAX
-                && let Some((host, request)) = queue.next()
+                && let Some((host, request)) = queue.take()
             {
                 let desk = self.clone();
                 at_work.spawn(async move {

@@ -78,7 +78,7 @@ impl<P: PartialEq> Queue<P> {
     }
 
     /// Whoever is next; it has to be [`Self::done`] before that host's next one is.
-    pub fn next(&mut self) -> Option<(HostId, Request<P>)> {
+    pub fn take(&mut self) -> Option<(HostId, Request<P>)> {
         let host = self.ready.pop_front()?;
         let line = self.lines.get_mut(&host)?;
         let request = line.waiting.pop_front()?;
@@ -124,15 +124,15 @@ mod tests {
         for (name, payload) in [("a", 1), ("a", 2), ("b", 3), ("a", 4)] {
             assert_eq!(queue.push(host(name), asks(payload, "t")), Pushed::Waits);
         }
-        assert_eq!(queue.next(), Some((host("a"), asks(1, "t"))));
-        assert_eq!(queue.next(), Some((host("b"), asks(3, "t"))));
-        assert_eq!(queue.next(), None, "a's second waits for the answer to its first");
+        assert_eq!(queue.take(), Some((host("a"), asks(1, "t"))));
+        assert_eq!(queue.take(), Some((host("b"), asks(3, "t"))));
+        assert_eq!(queue.take(), None, "a's second waits for the answer to its first");
         queue.done(&host("b"));
         queue.done(&host("a"));
-        assert_eq!(queue.next(), Some((host("a"), asks(2, "t"))));
-        assert_eq!(queue.next(), None);
+        assert_eq!(queue.take(), Some((host("a"), asks(2, "t"))));
+        assert_eq!(queue.take(), None);
         queue.done(&host("a"));
-        assert_eq!(queue.next(), Some((host("a"), asks(4, "t"))));
+        assert_eq!(queue.take(), Some((host("a"), asks(4, "t"))));
         queue.done(&host("a"));
         assert!(queue.lines.is_empty() && queue.ready.is_empty(), "nothing is kept of who was answered");
         assert_eq!((queue.waiting(), queue.peak()), (0, 4));
@@ -148,7 +148,7 @@ mod tests {
         queue.push(host("a"), asks(2, "leave"));
         assert_eq!(queue.push(host("a"), asks(1, "third")), Pushed::Waits);
         let mut order = Vec::new();
-        while let Some((_, request)) = queue.next() {
+        while let Some((_, request)) = queue.take() {
             order.push((request.payload, request.answer));
             queue.done(&host("a"));
         }
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(queue.push(host("d"), asks(1, "t")), Pushed::Full);
         assert_eq!(queue.lines.len(), 3, "nothing is kept of who was turned away");
         assert_eq!(queue.push(host("a"), asks(1, "again")), Pushed::Repeated, "a repetition takes no room");
-        queue.next();
+        queue.take();
         assert_eq!(queue.push(host("d"), asks(1, "t")), Pushed::Waits);
         let mut queue = Queue::default();
         for payload in 0..OF_A_HOST_MAX as u32 {
