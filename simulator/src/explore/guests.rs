@@ -5,6 +5,8 @@
 //! Checked all the time: an address has one holder, and its entry; nobody is deleted who was heard of within lease and grace by whoever decides
 //! it; a life never goes back, and the same life enrolled again changes nothing. Checked in the end: the dead are gone, the living enrolled.
 
+mod entries;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -13,8 +15,7 @@ use groupcast_control::registration::lifecycle::{Effect, Event, Lifecycle};
 use groupcast_control::registration::settings::Settings;
 use groupcast_enforce::trial;
 use groupcast_policy::ids::{HostId, NetworkId, WorkloadId};
-use groupcast_policy::model::{self, Workload};
-use groupcast_policy::net::Prefix;
+use groupcast_policy::model;
 use groupcast_topics::random::Random;
 use groupcast_topics::sim::Moment;
 
@@ -349,93 +350,6 @@ impl Guests {
                     self.hear_entry(control, guest, sequence, enrolled);
                 }
             }
-        }
-    }
-
-    /// Any controller's registrar, in one batch: the entry and the claim of its address, or nothing.
-    fn enrol(&mut self, guest: usize, boot: u64) {
-        let held_by_another =
-            (0..GUESTS).any(|other| other != guest && address(other) == address(guest) && self.registry[other].is_some());
-        let overtaken =
-            self.registry[guest].as_ref().is_some_and(|entry| entry.enrolled.boot.parse::<u64>().is_ok_and(|held| held > boot));
-        if held_by_another || overtaken {
-            return;
-        }
-        if self.guests[guest].boot == boot {
-            self.guests[guest].enrol_at_ms = None;
-        }
-        let enrolled = Enrolled { boot: boot.to_string(), templates: vec![template(guest)], suspect: false };
-        if self.registry[guest].as_ref().is_none_or(|entry| entry.enrolled != enrolled) {
-            self.enrolments += 1;
-            self.put(guest, Some(enrolled));
-        }
-    }
-
-    fn put(&mut self, guest: usize, enrolled: Option<Enrolled>) {
-        self.sequence += 1;
-        let (sequence, was) = (self.sequence, self.registry[guest].take());
-        let (life, boot) = self.lives[guest].clone();
-        if let Some(enrolled) = &enrolled {
-            // Another boot, or an entry that was gone: another life.
-            let incarnation = match &was {
-                Some(entry) if boot == enrolled.boot => entry.incarnation,
-                _ => life + 1,
-            };
-            if incarnation < life {
-                self.failure = Some(format!("{} goes back from life {life} to {incarnation}", id(guest)));
-            }
-            self.lives[guest] = (incarnation, enrolled.boot.clone());
-            self.registry[guest] = Some(Entry { sequence, enrolled: enrolled.clone(), incarnation });
-        }
-        let holders = (0..GUESTS).filter(|other| address(*other) == address(guest) && self.registry[*other].is_some()).count();
-        if holders > 1 {
-            self.failure = Some(format!("{holders} hosts hold the address of {}", id(guest)));
-        }
-        let lives = |entry: &Option<Entry>| entry.as_ref().map(|entry| entry.incarnation);
-        if lives(&was) != lives(&self.registry[guest]) {
-            self.registered(guest);
-        }
-        for control in 0..self.controls.len() {
-            if self.controls[control].connected {
-                let at = self.way().max(self.controls[control].last_entry_ms);
-                self.controls[control].last_entry_ms = at;
-                let process = self.controls[control].process;
-                self.schedule(at, Step::Entry { control, process, guest, sequence, enrolled: enrolled.clone() });
-            }
-        }
-    }
-
-    /// The policy hears of it: a member of a group comes or goes.
-    fn registered(&mut self, guest: usize) {
-        let Some((workload, network)) = workload_of(guest) else { return };
-        self.changed.push(match &self.registry[guest] {
-            None => model::Event::WorkloadRemoved { id: workload, network },
-            Some(entry) => {
-                let mut made = Workload::new(workload, id(guest), network);
-                made.addresses = Prefix::v4(0x0a02_0000 + address(guest) as u32, 32).into_iter().collect();
-                made.groups = [trial::group_id(guest as u8 % trial::GROUPS)].into();
-                made.incarnation = entry.incarnation;
-                model::Event::workload(made)
-            }
-        });
-    }
-
-    fn write(&mut self, control: usize, process: u64, effect: &Effect) {
-        let (host, expected, suspect) = match effect {
-            Effect::Suspect { host, sequence, .. } => (host, *sequence, Some(true)),
-            Effect::Live { host, sequence } => (host, *sequence, Some(false)),
-            Effect::Delete { host, sequence, .. } => (host, *sequence, None),
-            Effect::Tell { .. } | Effect::Guard { .. } => return,
-        };
-        let Some(guest) = number(host) else { return };
-        let found = self.registry[guest].clone().filter(|entry| entry.sequence == expected);
-        let deleted = found.is_some() && suspect.is_none();
-        self.deletions += u64::from(deleted);
-        if let Some(entry) = found {
-            self.put(guest, suspect.map(|suspect| Enrolled { suspect, ..entry.enrolled }));
-        }
-        if self.controls[control].process == process {
-            self.tell(control, Event::Done { host: host.clone(), deleted });
         }
     }
 

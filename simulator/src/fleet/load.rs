@@ -149,16 +149,7 @@ impl Desk {
     /// Gives the host's workload its extra group, or takes it away.
     pub async fn deploy(&self, host: usize) -> anyhow::Result<()> {
         let mut extra = self.extras[host].lock().await;
-        let (begun, workload) = (Instant::now(), self.world.workload(host, !*extra)?);
-        loop {
-            let register = self.registry.register(&self.world.hosts[host], std::slice::from_ref(&workload), Elsewhere::Refuse);
-            match tokio::time::timeout(ANSWER_WITHIN, register).await {
-                Ok(Ok(_)) => break,
-                _ if begun.elapsed() > GIVEN_UP => anyhow::bail!("workload {} is registered by nobody", workload.id),
-                // To repeat it does no harm.
-                _ => tokio::time::sleep(RETRY).await,
-            }
-        }
+        register(&self.registry, &self.world, host, !*extra).await?;
         *extra = !*extra;
         self.deployed.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -184,6 +175,23 @@ impl Desk {
         let took = self.shared.raw.wait().await?.duration_since(begun).as_secs_f64() * 1e3;
         self.raw_ms.lock().unwrap_or_else(PoisonError::into_inner).push(took);
         Ok(())
+    }
+}
+
+/// Registers the workload of a host, again and again until it is known to be written: to repeat it does no harm.
+pub async fn register(registry: &Registry, world: &World, host: usize, with_extra: bool) -> anyhow::Result<()> {
+    let (begun, workload) = (Instant::now(), world.workload(host, with_extra)?);
+    loop {
+        let registering = registry.register(&world.hosts[host], std::slice::from_ref(&workload), Elsewhere::Refuse);
+        match tokio::time::timeout(ANSWER_WITHIN, registering).await {
+            Ok(Ok(_)) => return Ok(()),
+            refused if begun.elapsed() > GIVEN_UP => {
+                let why = refused
+                    .map_or_else(|_| "no answer".to_owned(), |outcome| outcome.map_or_else(|e| e.to_string(), |_| String::new()));
+                anyhow::bail!("workload {} is registered by nobody: {why}", workload.id)
+            }
+            _ => tokio::time::sleep(RETRY).await,
+        }
     }
 }
 

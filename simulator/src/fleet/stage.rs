@@ -4,14 +4,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use futures::{StreamExt, TryStreamExt};
 use groupcast_bus_config::accounts::Role;
 use groupcast_bus_config::{connect, streams};
 use groupcast_control::catalog::Catalog;
 use groupcast_control::change::{Change, Expected, Write};
 use groupcast_control::document::Document;
-use groupcast_control::registry::{Elsewhere, Registry};
+use groupcast_control::registry::Registry;
 use groupcast_policy::compiler::Compiler;
 use groupcast_policy::ids::HostId;
 use groupcast_policy::model::{Event, Group};
@@ -288,13 +288,7 @@ async fn publish(world: &Arc<World>, client: &async_nats::Client) -> anyhow::Res
     }
     let registry = Registry::new(client.clone());
     futures::stream::iter(0..world.hosts.len())
-        .map(|host| {
-            let (registry, world) = (&registry, Arc::clone(world));
-            async move {
-                let workload = world.workload(host, false)?;
-                registry.register(&world.hosts[host], &[workload], Elsewhere::Refuse).await.context("registering a workload")
-            }
-        })
+        .map(|host| load::register(&registry, world, host, false))
         .buffer_unordered(REGISTERING_MAX)
         .try_for_each(|_| async { Ok(()) })
         .await?;

@@ -23,7 +23,7 @@ use crate::lean::{MessageFrame, Stall};
 use crate::random::Random;
 
 /// What everybody listens to beside topics: as long as the subject of a group's members.
-pub const RAW_SUBJECT: &str = "gc.plain.members.00000000-3f0c-4a53-9d0e-6f2c51b7a9d4";
+pub const RAW_SUBJECT: &str = "plain.members.00000000-3f0c-4a53-9d0e-6f2c51b7a9d";
 /// Violations that are told one by one.
 pub const VIOLATIONS_MAX: usize = 40;
 

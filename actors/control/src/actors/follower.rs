@@ -1,6 +1,7 @@
 //! Follows one of the streams and hands on whole changes, in order, as fast as they are taken.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use actix::prelude::*;
@@ -26,6 +27,9 @@ use crate::stage::Arrival;
 pub const DRAIN_MAX: usize = 1_024;
 /// How often it is checked that the stream is still the one that is followed.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
+/// How often it is checked whether the connection is another one. A consumer lives in the server's memory: with a server that was
+/// restarted it is gone, and whoever waits for its heartbeats learns that a quarter of a minute later, in which nobody can lead.
+const RECONNECTED_EVERY: Duration = Duration::from_millis(200);
 
 /// The task that reads ended.
 #[derive(Message)]
@@ -142,16 +146,23 @@ impl Reader {
         }
     }
 
+    /// How often the bus was reached, the first time included.
+    fn connects(&self) -> u64 {
+        self.client.statistics().connects.load(Ordering::Relaxed)
+    }
+
     /// Ends with why everything has to be read again.
     async fn run(&self) -> Result<String, NoAnswer> {
         let log = self.log();
         let last = log.last(self.filter()).await?.map_or(0, |entry| entry.sequence);
         let mut assembler = Assembler::new(last);
+        let mut connects = self.connects();
         let mut messages = log.follow(self.filter(), DeliverPolicy::LastPerSubject).await?;
         if let Some(whole) = assembler.begin() {
             self.hand_on(vec![whole]).await?;
         }
         let mut check = tokio::time::interval(CHECK_EVERY);
+        let mut reconnected = tokio::time::interval(RECONNECTED_EVERY);
         let (mut seen, mut down_since) = (0, None);
         loop {
             let first = tokio::select! {
@@ -159,6 +170,19 @@ impl Reader {
                 _ = check.tick() => {
                     if let Some(why) = self.changed(&log, seen, &mut down_since).await {
                         return Ok(why);
+                    }
+                    continue;
+                }
+                _ = reconnected.tick() => {
+                    let now = self.connects();
+                    if now != connects && self.client.connection_state() == State::Connected {
+                        if let Some(why) = self.changed(&log, seen, &mut down_since).await {
+                            return Ok(why);
+                        }
+                        // What is delivered again is known, and a hole is read like any other.
+                        let policy = DeliverPolicy::ByStartSequence { start_sequence: seen + 1 };
+                        messages = log.follow(self.filter(), policy).await?;
+                        connects = now;
                     }
                     continue;
                 }
