@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::order::Ordered;
 use super::{Clock, Link, MAILBOX_MAX, link};
-use crate::reader::{Commit, Effect, Event, Incident, Reader, Settings};
+use crate::reader::{Commit, Effect, Event, Incident, Reader, Settings, together};
 
 /// Tokens under which a host's answers come back; the answer itself carries the request's number.
 const SNAPSHOT_TOKEN: &str = "snap";
@@ -182,7 +182,8 @@ impl Shell {
     }
 
     async fn perform(&mut self, effects: Vec<Effect>, clock: &Clock) -> Result<(), async_nats::Error> {
-        let mut open: std::collections::VecDeque<Effect> = effects.into();
+        // Messages that arrived at once were handled before any of their commits is performed.
+        let mut open = std::collections::VecDeque::from(together(effects));
         while let Some(effect) = open.pop_front() {
             match effect {
                 Effect::Subscribe(topic) => {

@@ -130,8 +130,25 @@ pub struct Commit {
     pub dropped: Vec<Topic>,
 }
 
-/// The same effects with all commits of the event as one, in the place of the last: the reader's documents are those after it, so none
-/// of the earlier ones can be put in force by itself.
+impl Commit {
+    /// This one and the one after it as one. What was replaced in either is replaced: the reader's document is the one after both, and
+    /// edits of it must not be applied once more.
+    fn and(mut self, later: Commit) -> Commit {
+        let edited: HashSet<&Topic> = later.edits.iter().map(|(topic, _)| topic).collect();
+        self.dropped.retain(|topic| !edited.contains(topic));
+        let is_replaced = |edits: &[(Topic, Option<Edit>)]| -> HashSet<Topic> {
+            edits.iter().filter(|(_, edit)| edit.is_none()).map(|(topic, _)| topic.clone()).collect()
+        };
+        let (before, now) = (is_replaced(&self.edits), is_replaced(&later.edits));
+        self.edits.retain(|(topic, _)| !now.contains(topic));
+        self.edits.extend(later.edits.into_iter().filter(|(topic, _)| now.contains(topic) || !before.contains(topic)));
+        self.dropped.extend(later.dropped);
+        Commit { number: later.number, cut: later.cut, change: self.change.max(later.change), ..self }
+    }
+}
+
+/// The same effects with all commits as one, in the place of the last: the reader's documents are those after it, so none of the earlier
+/// ones can be put in force by itself.
 pub fn together(effects: Vec<Effect>) -> Vec<Effect> {
     let count = effects.iter().filter(|effect| matches!(effect, Effect::Commit(_))).count();
     if count < 2 {
@@ -147,11 +164,7 @@ pub fn together(effects: Vec<Effect>) -> Vec<Effect> {
         seen += 1;
         whole = Some(match whole.take() {
             None => commit,
-            Some(mut earlier) => {
-                earlier.edits.extend(commit.edits);
-                earlier.dropped.extend(commit.dropped);
-                Commit { number: commit.number, cut: commit.cut, change: earlier.change.max(commit.change), ..earlier }
-            }
+            Some(earlier) => earlier.and(commit),
         });
         if seen == count {
             merged.extend(whole.take().map(Effect::Commit));

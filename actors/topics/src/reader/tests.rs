@@ -441,3 +441,22 @@ fn commits_of_one_event_are_taken_together() {
     let [Effect::Flush(1), Effect::Commit(whole), Effect::Flush(2)] = &merged[..] else { panic!("{merged:?}") };
     assert_eq!((whole.number, whole.cut.lead, whole.change, whole.edits.len()), (2, 2, 7, 2));
 }
+
+/// The document of a topic that was replaced is the one after all commits: whoever took them one by one applied the later edits to it
+/// again, and showed a part of the later change with the earlier one.
+#[test]
+fn what_was_replaced_is_not_edited_again_and_what_came_back_is_not_dropped() {
+    let topic = |name: &str| Topic::parse(name).unwrap();
+    let edit = || Some(Edit::Members { add: Vec::new(), remove: Vec::new() });
+    let commit = |number: u64, edits: Vec<(Topic, Option<Edit>)>, dropped: Vec<Topic>| {
+        Effect::Commit(Commit { number, cut: Cut { term: 1, lead: number }, change: number, edits, dropped })
+    };
+    let (a, b, c, d) = (topic("members.a"), topic("members.b"), topic("members.c"), topic("members.d"));
+    let merged = together(vec![
+        commit(1, vec![(a.clone(), None), (b.clone(), edit()), (c.clone(), edit())], vec![d.clone()]),
+        commit(2, vec![(a.clone(), edit()), (b.clone(), None), (c.clone(), edit()), (d.clone(), None)], Vec::new()),
+    ]);
+    let [Effect::Commit(whole)] = &merged[..] else { panic!("{merged:?}") };
+    let edits = vec![(a, None), (c.clone(), edit()), (b, None), (c, edit()), (d, None)];
+    assert_eq!((&whole.edits, &whole.dropped), (&edits, &Vec::new()));
+}
