@@ -261,13 +261,23 @@ impl Seen {
             return Err(format!("went back from {:?}", self.cut));
         }
         self.cut = cut;
+        let mut edited: BTreeMap<&Topic, Vec<&Edit>> = BTreeMap::new();
         for (topic, edit) in &commit.edits {
             // An edit leads from one cut to a later one; a document fetched anew stands at the cut of the answer.
             let before = self.cuts.get(topic).copied();
             if edit.is_some() && before.is_some_and(|before| commit.cut <= before) {
                 return Err(format!("{topic} is edited again at {:?} after {before:?}", commit.cut));
             }
-            self.cuts.insert(topic.clone(), before.unwrap_or_default().max(commit.cut));
+            // Changes that arrived at once are one commit. Each edit brings an address of its own, so two alike are one applied twice.
+            let earlier = edited.entry(topic).or_default();
+            if edit.as_ref().is_some_and(|edit| earlier.contains(&edit)) {
+                return Err(format!("{topic} is edited twice at {:?}", commit.cut));
+            }
+            earlier.extend(edit);
+        }
+        for (topic, _) in &commit.edits {
+            let before = self.cuts.get(topic).copied().unwrap_or_default();
+            self.cuts.insert(topic.clone(), before.max(commit.cut));
         }
         for (topic, _) in reader.documents() {
             let now = (cut.map_or(0, |cut| cut.term), reader.revision(topic).unwrap_or(0));

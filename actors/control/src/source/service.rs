@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use actix::Addr;
+use async_nats::client::RequestErrorKind;
 use async_nats::{Client, Message};
 use futures::StreamExt;
 use groupcast_bus_config::{streams, subjects};
@@ -115,26 +116,38 @@ fn of(answer: Result<Answer, actix::MailboxError>) -> Option<Told> {
     })
 }
 
+/// Why there is no answer.
+struct Unanswered {
+    /// No controller is connected at all, leading or not.
+    nobody: bool,
+    why: String,
+}
+
 /// Asks whoever leads. What takes long is asked again when another leads before it is answered: nobody would answer any more, and
-/// asking twice does no harm.
+/// asking twice does no harm. Where there is no controller in the first place, nothing is waited for.
 pub async fn ask(client: &Client, ask: &Ask, within: Duration) -> Result<Told, String> {
     if *ask == Ask::List {
-        return once(client, ask, within).await;
+        return once(client, ask, within).await.map_err(|unanswered| unanswered.why);
     }
     let deadline = Instant::now() + within;
     let mut error = "no controller that leads answers".to_owned();
+    let mut somebody = false;
     while Instant::now() < deadline {
         let asked = Instant::now();
         let term = match term(client).await {
             Ok(term) => term,
-            Err(why) => {
-                error = why;
+            Err(Unanswered { nobody: true, why }) if !somebody => return Err(why),
+            Err(unanswered) => {
+                (error, somebody) = (unanswered.why, true);
                 tokio::time::sleep_until((asked + PROBE_EVERY).min(deadline)).await;
                 continue;
             }
         };
+        somebody = true;
         tokio::select! {
-            answer = once(client, ask, deadline.saturating_duration_since(Instant::now())) => return answer,
+            answer = once(client, ask, deadline.saturating_duration_since(Instant::now())) => {
+                return answer.map_err(|unanswered| unanswered.why);
+            }
             () = superseded(client, term) => {}
         }
     }
@@ -142,10 +155,10 @@ pub async fn ask(client: &Client, ask: &Ask, within: Duration) -> Result<Told, S
 }
 
 /// The term of whoever leads.
-async fn term(client: &Client) -> Result<u64, String> {
+async fn term(client: &Client) -> Result<u64, Unanswered> {
     match once(client, &Ask::List, PROBE_EVERY).await? {
         Told::List { term, .. } => Ok(term),
-        other => Err(format!("an unexpected answer: {other:?}")),
+        other => Err(Unanswered { nobody: false, why: format!("an unexpected answer: {other:?}") }),
     }
 }
 
@@ -159,12 +172,15 @@ async fn superseded(client: &Client, by: u64) {
     }
 }
 
-async fn once(client: &Client, ask: &Ask, within: Duration) -> Result<Told, String> {
+async fn once(client: &Client, ask: &Ask, within: Duration) -> Result<Told, Unanswered> {
     let payload = serde_json::to_vec(ask).unwrap_or_default();
     let request = async_nats::Request::new().payload(payload.into()).timeout(Some(within));
-    let answer = client.send_request(subjects::SOURCE, request).await;
-    let answer = answer.map_err(|error| format!("no controller that leads answers ({error})"))?;
-    serde_json::from_slice(&answer.payload).map_err(|error| format!("the answer cannot be read: {error}"))
+    let answer = client.send_request(subjects::SOURCE, request).await.map_err(|error| Unanswered {
+        nobody: error.kind() == RequestErrorKind::NoResponders,
+        why: format!("no controller that leads answers ({error})"),
+    })?;
+    let unreadable = |error| Unanswered { nobody: false, why: format!("the answer cannot be read: {error}") };
+    serde_json::from_slice(&answer.payload).map_err(unreadable)
 }
 
 /// Has every source read, and waits until what they say is published: where that is.
