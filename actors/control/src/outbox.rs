@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, VecDeque};
 use groupcast_policy::doc::{Edit, Placement, RuleKey};
 use groupcast_policy::rule::Rule;
 use groupcast_policy::topic::Topic;
-use groupcast_topics::LISTED_TOPICS_MAX;
 use groupcast_topics::batch::Proposal;
+use groupcast_topics::{BATCH_MESSAGES_MAX, LISTED_TOPICS_MAX};
 
 /// Changes that may wait; whoever brings more waits himself.
 pub const WAITING_CHANGES_MAX: usize = 4_096;
@@ -54,6 +54,11 @@ impl Parcel {
     }
 }
 
+/// Whether a batch of so many topics fits, whoever follows them: beyond the number that can be listed every host may get a message.
+pub fn fits(topics: usize, hosts: usize) -> bool {
+    topics <= LISTED_TOPICS_MAX || topics + hosts < BATCH_MESSAGES_MAX
+}
+
 #[derive(Debug, Default)]
 pub struct Outbox {
     queue: VecDeque<Parcel>,
@@ -62,12 +67,12 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Adds one or more whole changes.
-    pub fn add(&mut self, edits: Vec<(Topic, Edit)>, marks: Vec<Mark>, (catalog, registry): (u64, u64)) {
+    /// Adds one or more whole changes; `hosts` is how many there are.
+    pub fn add(&mut self, edits: Vec<(Topic, Edit)>, marks: Vec<Mark>, (catalog, registry): (u64, u64), hosts: usize) {
         let items: usize = edits.iter().map(|(_, edit)| edit.len()).sum();
         self.changes += marks.len();
         self.items += items;
-        if let Some(last) = self.queue.back_mut().filter(|last| mergeable(last, &edits)) {
+        if let Some(last) = self.queue.back_mut().filter(|last| mergeable(last, &edits, hosts)) {
             for (topic, edit) in edits {
                 let merged = match last.edits.remove(&topic) {
                     // `mergeable` has seen that it can be done.
@@ -119,12 +124,10 @@ impl Outbox {
     }
 }
 
-/// Changes are merged as long as the topics of all of them can be listed: beyond that every host concerned gets a message more.
-/// One that touches no further topic always fits.
-fn mergeable(last: &Parcel, edits: &[(Topic, Edit)]) -> bool {
+fn mergeable(last: &Parcel, edits: &[(Topic, Edit)], hosts: usize) -> bool {
     let more = edits.iter().filter(|(topic, _)| !last.edits.contains_key(topic)).count();
     !last.torn
-        && (more == 0 || last.edits.len() + more <= LISTED_TOPICS_MAX)
+        && fits(last.edits.len() + more, hosts)
         && edits.iter().all(|(topic, edit)| last.edits.get(topic).is_none_or(|before| composable(before, edit)))
 }
 
@@ -219,7 +222,7 @@ mod tests {
     fn what_waits_is_merged() {
         let mut outbox = Outbox::default();
         for change in 0..100u64 {
-            outbox.add(vec![join((change % 3) as usize, change as u8)], mark(change), (change, 7));
+            outbox.add(vec![join((change % 3) as usize, change as u8)], mark(change), (change, 7), 10);
         }
         assert_eq!(outbox.changes(), 100);
         let parcel = outbox.take().unwrap();
@@ -228,18 +231,21 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_grows_by_merging_only_while_its_topics_can_be_listed() {
+    fn a_batch_never_grows_beyond_what_fits() {
+        for (topics, hosts, fitting) in [
+            (LISTED_TOPICS_MAX, 1_000_000, true),
+            (LISTED_TOPICS_MAX + 1, BATCH_MESSAGES_MAX, false),
+            (LISTED_TOPICS_MAX + 1, BATCH_MESSAGES_MAX - LISTED_TOPICS_MAX - 2, true),
+            (LISTED_TOPICS_MAX + 1, BATCH_MESSAGES_MAX - LISTED_TOPICS_MAX - 1, false),
+        ] {
+            assert_eq!(fits(topics, hosts), fitting, "{topics} topics, {hosts} hosts");
+        }
         let mut outbox = Outbox::default();
         for change in 0..LISTED_TOPICS_MAX as u64 + 1 {
-            outbox.add(vec![join(change as usize, 1)], mark(change), (change, 0));
+            outbox.add(vec![join(change as usize, 1)], mark(change), (change, 0), BATCH_MESSAGES_MAX);
         }
         assert_eq!(outbox.take().unwrap().edits.len(), LISTED_TOPICS_MAX);
         assert_eq!(outbox.take().unwrap().edits.len(), 1);
-        // One change stays whole, and takes on what touches nothing else.
-        outbox.add((0..LISTED_TOPICS_MAX + 1).map(|index| join(index, 1)).collect(), mark(1), (1, 0));
-        outbox.add(vec![join(0, 2)], mark(2), (2, 0));
-        assert_eq!(outbox.take().map(|parcel| (parcel.edits.len(), parcel.marks.len())), Some((LISTED_TOPICS_MAX + 1, 2)));
-        assert!(outbox.is_empty());
     }
 
     #[test]
@@ -247,22 +253,22 @@ mod tests {
         let mut outbox = Outbox::default();
         for change in 0..WAITING_CHANGES_MAX as u64 {
             assert!(!outbox.is_full());
-            outbox.add(vec![join(0, 1)], mark(change), (change, 0));
+            outbox.add(vec![join(0, 1)], mark(change), (change, 0), 1);
         }
         assert!(outbox.is_full());
         outbox.take();
         assert!(!outbox.is_full());
         let many = Edit::Members { add: vec![member(1); WAITING_ITEMS_MAX], remove: vec![] };
-        outbox.add(vec![(topic(0), many)], mark(1), (1, 0));
+        outbox.add(vec![(topic(0), many)], mark(1), (1, 0), 1);
         assert!(outbox.is_full());
     }
 
     #[test]
     fn what_comes_back_after_its_end_waits_for_the_next_batch() {
         let mut outbox = Outbox::default();
-        outbox.add(vec![join(0, 1)], mark(1), (1, 0));
-        outbox.add(vec![(topic(0), Edit::Retire)], mark(2), (2, 0));
-        outbox.add(vec![join(0, 2)], mark(3), (3, 0));
+        outbox.add(vec![join(0, 1)], mark(1), (1, 0), 1);
+        outbox.add(vec![(topic(0), Edit::Retire)], mark(2), (2, 0), 1);
+        outbox.add(vec![join(0, 2)], mark(3), (3, 0), 1);
         assert_eq!(outbox.take().unwrap().edits[&topic(0)], Edit::Retire);
         assert_eq!(outbox.take().unwrap().marks, mark(3));
     }
@@ -271,7 +277,7 @@ mod tests {
     fn what_is_too_large_is_halved_until_it_cannot_be() {
         let edits: Vec<_> = (0..5).map(|i| join(i, 1)).collect();
         let mut outbox = Outbox::default();
-        outbox.add(edits, mark(1), (1, 2));
+        outbox.add(edits, mark(1), (1, 2), 1);
         let (first, second) = outbox.take().unwrap().halves().unwrap();
         assert_eq!((first.edits.len(), second.edits.len()), (2, 3));
         assert!(first.marks.is_empty() && first.torn && second.torn);
@@ -311,7 +317,7 @@ mod tests {
                 for (topic, edit) in &edits {
                     expected.entry(topic.clone()).or_insert_with(Document::absent).apply(edit).unwrap();
                 }
-                outbox.add(edits, mark(change as u64), (change as u64, 0));
+                outbox.add(edits, mark(change as u64), (change as u64, 0), 1);
             }
             while let Some(parcel) = outbox.take() {
                 for (topic, edit) in parcel.edits {

@@ -10,7 +10,6 @@ use async_nats::connection::State;
 use async_nats::jetstream::consumer::DeliverPolicy;
 use futures::{FutureExt, StreamExt};
 use groupcast_bus_config::subjects::{self, CatalogKind};
-use groupcast_topics::LISTED_TOPICS_MAX;
 use tracing::Instrument;
 
 use super::{MAILBOX_MAX, Ping, RETRY_PAUSE};
@@ -26,9 +25,6 @@ use crate::stage::Arrival;
 
 /// Messages taken at once while more are there.
 pub const DRAIN_MAX: usize = 1_024;
-/// Whole changes handed on at once. A change mostly touches one or two topics, and a batch of more topics than can be listed costs
-/// every host that it concerns another message: a thousand changes a second to ten hosts each took twice the deliveries.
-const DRAIN_CHANGES_MAX: usize = LISTED_TOPICS_MAX / 2;
 /// How often it is checked that the stream is still the one that is followed.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// How often it is checked whether the connection is another one. A consumer lives in the server's memory: with a server that was
@@ -202,7 +198,7 @@ impl Reader {
                 seen = piece.sequence;
                 wholes.extend(assembler.push(piece));
                 taken += 1;
-                if taken < DRAIN_MAX && wholes.len() < DRAIN_CHANGES_MAX {
+                if taken < DRAIN_MAX {
                     next = messages.next().now_or_never();
                 }
             }

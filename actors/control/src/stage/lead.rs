@@ -78,7 +78,7 @@ impl Stage {
         let digests: Map<Topic, Digest> = digests.collect();
         let topics: Vec<Topic> = digests.keys().cloned().collect();
         let edits = self.compiled.edits_from(published, &topics);
-        self.outbox.add(edits, Vec::new(), (self.catalog.through, self.registry.through));
+        self.outbox.add(edits, Vec::new(), (self.catalog.through, self.registry.through), self.compiled.hosts());
         self.publish_from_now_on();
     }
 

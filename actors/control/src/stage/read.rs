@@ -85,7 +85,7 @@ impl Stage {
         let mark = |end: &u64| Mark { change: (origin == Origin::Catalog).then_some(*end), read_ms };
         let marks: Vec<Mark> = ends.iter().map(mark).collect();
         if self.role == Role::Publishing && !(edits.is_empty() && marks.is_empty()) {
-            self.outbox.add(edits, marks, (self.catalog.through, self.registry.through));
+            self.outbox.add(edits, marks, (self.catalog.through, self.registry.through), self.compiled.hosts());
         } else if edits.is_empty() && !marks.is_empty() {
             self.out.push(Effect::TouchedNothing { marks, reflects: None });
         }
