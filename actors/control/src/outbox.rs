@@ -7,10 +7,12 @@ use groupcast_policy::doc::{Edit, Placement, RuleKey};
 use groupcast_policy::rule::Rule;
 use groupcast_policy::topic::Topic;
 use groupcast_topics::batch::Proposal;
-use groupcast_topics::{BATCH_MESSAGES_MAX, LISTED_TOPICS_MAX};
+use groupcast_topics::{BATCH_MESSAGES_MAX, LISTED_TOPICS_MAX, Map};
 
 /// Changes that may wait; whoever brings more waits himself.
 pub const WAITING_CHANGES_MAX: usize = 4_096;
+/// Topics of a batch whose changes are listed: what is remembered of a batch until it is in force everywhere follows from it.
+pub const PARCEL_TOPICS_MAX: usize = 1_024;
 /// Items of edits that may wait, counted before merging.
 pub const WAITING_ITEMS_MAX: usize = 1_000_000;
 
@@ -23,34 +25,115 @@ pub struct Mark {
     pub read_ms: u64,
 }
 
-/// What is published as one batch.
+/// What is published as one batch: wholes, in the order in which their changes were made. Each becomes effective by itself, so that
+/// nobody waits for changes that have nothing to do with theirs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Parcel {
-    pub edits: BTreeMap<Topic, Edit>,
+    /// No topic is in two of them.
+    pub wholes: Vec<BTreeMap<Topic, Edit>>,
     pub marks: Vec<Mark>,
     pub catalog: u64,
     pub registry: u64,
     /// A part of a change that no batch can hold.
     pub torn: bool,
     items: usize,
+    /// Which of the wholes a topic is in.
+    whole_of: Map<Topic, usize>,
 }
 
 impl Parcel {
+    fn new(edits: Vec<(Topic, Edit)>, torn: bool) -> Self {
+        let mut parcel = Self { torn, ..Self::default() };
+        parcel.put(edits);
+        parcel
+    }
+
     /// `change` is the highest number that the topics reflect with it.
     pub fn proposal(&self, change: u64) -> Proposal {
-        let edits = self.edits.iter().map(|(topic, edit)| (topic.clone(), edit.clone())).collect();
-        Proposal { change, catalog: self.catalog, registry: self.registry, edits, ..Proposal::default() }
+        let edits = self.edits().map(|(topic, edit)| (topic.clone(), edit.clone())).collect();
+        let wholes = self.wholes.iter().map(BTreeMap::len).collect();
+        Proposal { change, catalog: self.catalog, registry: self.registry, edits, wholes, ..Proposal::default() }
+    }
+
+    pub fn edits(&self) -> impl Iterator<Item = (&Topic, &Edit)> {
+        self.wholes.iter().flatten()
+    }
+
+    /// How many topics it edits.
+    pub fn len(&self) -> usize {
+        self.whole_of.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.whole_of.is_empty()
     }
 
     /// Two halves of what is too large for one batch. Everything that belongs to the change is behind the second.
-    pub fn halves(mut self) -> Option<(Parcel, Parcel)> {
-        let middle = self.edits.keys().nth(self.edits.len() / 2).cloned()?;
-        let rest = self.edits.split_off(&middle);
-        if self.edits.is_empty() {
+    pub fn halves(self) -> Option<(Parcel, Parcel)> {
+        let mut first: Vec<(Topic, Edit)> = self.wholes.into_iter().flatten().collect();
+        let second = first.split_off(first.len() / 2);
+        if first.is_empty() {
             return None;
         }
-        let second = Parcel { edits: rest, marks: std::mem::take(&mut self.marks), torn: true, ..self };
-        Some((Parcel { edits: self.edits, torn: true, ..Parcel::default() }, second))
+        let rest = Parcel::new(second, true);
+        let second = Parcel { marks: self.marks, catalog: self.catalog, registry: self.registry, items: self.items, ..rest };
+        Some((Parcel::new(first, true), second))
+    }
+
+    /// Whether a change that comes after everything in here can be published with it.
+    fn takes(&self, edits: &[(Topic, Edit)], hosts: usize) -> bool {
+        let more = edits.iter().filter(|(topic, _)| !self.whole_of.contains_key(topic)).count();
+        let composed = |(topic, edit): &(Topic, Edit)| self.edit(topic).is_none_or(|before| composable(before, edit));
+        if self.torn || !edits.iter().all(composed) {
+            return false;
+        }
+        if self.is_tallied() {
+            return fits(self.len() + more, hosts);
+        }
+        let joined: usize = self.wholes.iter().skip(self.first_whole(edits)).map(BTreeMap::len).sum();
+        joined + more <= LISTED_TOPICS_MAX && self.len() + more <= PARCEL_TOPICS_MAX
+    }
+
+    fn edit(&self, topic: &Topic) -> Option<&Edit> {
+        self.wholes.get(*self.whole_of.get(topic)?)?.get(topic)
+    }
+
+    /// Too large for its topics to be listed: then it is one whole.
+    fn is_tallied(&self) -> bool {
+        self.wholes.first().is_some_and(|first| first.len() > LISTED_TOPICS_MAX)
+    }
+
+    /// The first whole that has anything to do with these edits; behind the last, if none has.
+    fn first_whole(&self, edits: &[(Topic, Edit)]) -> usize {
+        if self.is_tallied() {
+            return 0;
+        }
+        edits.iter().filter_map(|(topic, _)| self.whole_of.get(topic).copied()).min().unwrap_or(self.wholes.len())
+    }
+
+    /// Adds a change. It is one with whatever it has a topic in common with, and so is everything between the two: a state that has
+    /// the later change without one that was made before it never existed.
+    fn put(&mut self, edits: Vec<(Topic, Edit)>) {
+        if edits.is_empty() {
+            return;
+        }
+        let first = self.first_whole(&edits);
+        let mut joined = self.wholes.drain(first..);
+        let mut whole = joined.next().unwrap_or_default();
+        for (topic, edit) in joined.flatten() {
+            self.whole_of.insert(topic.clone(), first);
+            whole.insert(topic, edit);
+        }
+        for (topic, edit) in edits {
+            let merged = match whole.remove(&topic) {
+                // `takes` has seen that it can be done.
+                Some(before) => compose(before, edit.clone()).unwrap_or(edit),
+                None => edit,
+            };
+            self.whole_of.insert(topic.clone(), first);
+            whole.insert(topic, merged);
+        }
+        self.wholes.push(whole);
     }
 }
 
@@ -72,22 +155,14 @@ impl Outbox {
         let items: usize = edits.iter().map(|(_, edit)| edit.len()).sum();
         self.changes += marks.len();
         self.items += items;
-        if let Some(last) = self.queue.back_mut().filter(|last| mergeable(last, &edits, hosts)) {
-            for (topic, edit) in edits {
-                let merged = match last.edits.remove(&topic) {
-                    // `mergeable` has seen that it can be done.
-                    Some(before) => compose(before, edit.clone()).unwrap_or(edit),
-                    None => edit,
-                };
-                last.edits.insert(topic, merged);
-            }
-            last.marks.extend(marks);
-            (last.catalog, last.registry) = (last.catalog.max(catalog), last.registry.max(registry));
-            last.items += items;
-            return;
+        if !self.queue.back().is_some_and(|last| last.takes(&edits, hosts)) {
+            self.queue.push_back(Parcel::default());
         }
-        let edits = edits.into_iter().collect();
-        self.queue.push_back(Parcel { edits, marks, catalog, registry, torn: false, items });
+        let Some(last) = self.queue.back_mut() else { return };
+        last.put(edits);
+        last.marks.extend(marks);
+        (last.catalog, last.registry) = (last.catalog.max(catalog), last.registry.max(registry));
+        last.items += items;
     }
 
     /// The next to be published.
@@ -122,13 +197,6 @@ impl Outbox {
     pub fn is_full(&self) -> bool {
         self.changes >= WAITING_CHANGES_MAX || self.items >= WAITING_ITEMS_MAX
     }
-}
-
-fn mergeable(last: &Parcel, edits: &[(Topic, Edit)], hosts: usize) -> bool {
-    let more = edits.iter().filter(|(topic, _)| !last.edits.contains_key(topic)).count();
-    !last.torn
-        && fits(last.edits.len() + more, hosts)
-        && edits.iter().all(|(topic, edit)| last.edits.get(topic).is_none_or(|before| composable(before, edit)))
 }
 
 fn composable(before: &Edit, after: &Edit) -> bool {
@@ -226,7 +294,7 @@ mod tests {
         }
         assert_eq!(outbox.changes(), 100);
         let parcel = outbox.take().unwrap();
-        assert_eq!((parcel.edits.len(), parcel.marks.len(), parcel.catalog, parcel.registry), (3, 100, 99, 7));
+        assert_eq!((parcel.len(), parcel.marks.len(), parcel.catalog, parcel.registry), (3, 100, 99, 7));
         assert!(outbox.is_empty() && outbox.changes() == 0);
     }
 
@@ -241,11 +309,60 @@ mod tests {
             assert_eq!(fits(topics, hosts), fitting, "{topics} topics, {hosts} hosts");
         }
         let mut outbox = Outbox::default();
-        for change in 0..LISTED_TOPICS_MAX as u64 + 1 {
+        for change in 0..PARCEL_TOPICS_MAX as u64 + 1 {
             outbox.add(vec![join(change as usize, 1)], mark(change), (change, 0), BATCH_MESSAGES_MAX);
         }
-        assert_eq!(outbox.take().unwrap().edits.len(), LISTED_TOPICS_MAX);
-        assert_eq!(outbox.take().unwrap().edits.len(), 1);
+        assert_eq!(outbox.take().unwrap().len(), PARCEL_TOPICS_MAX);
+        assert_eq!(outbox.take().unwrap().len(), 1);
+        // Too large to be listed: as long as a message to every host still fits.
+        let large = || (0..=LISTED_TOPICS_MAX).map(|i| join(i, 1)).collect::<Vec<_>>();
+        outbox.add(large(), mark(1), (1, 0), BATCH_MESSAGES_MAX - LISTED_TOPICS_MAX - 2);
+        outbox.add(large(), mark(2), (2, 0), BATCH_MESSAGES_MAX - LISTED_TOPICS_MAX - 2);
+        outbox.add(vec![join(900, 1)], mark(3), (3, 0), BATCH_MESSAGES_MAX - LISTED_TOPICS_MAX - 2);
+        assert_eq!([outbox.take(), outbox.take()].map(|parcel| parcel.unwrap().marks.len()), [2, 1]);
+    }
+
+    fn wholes(parcel: &Parcel) -> Vec<Vec<usize>> {
+        let index = |topic: &Topic| topic.to_string().trim_start_matches("members.g").parse().unwrap();
+        parcel.wholes.iter().map(|whole| whole.keys().map(index).collect()).collect()
+    }
+
+    #[test]
+    fn changes_that_have_nothing_in_common_stay_apart_and_in_order() {
+        let mut outbox = Outbox::default();
+        for (change, topics) in [vec![7], vec![3, 9], vec![1], vec![5]].into_iter().enumerate() {
+            let edits = topics.into_iter().map(|topic| join(topic, 1)).collect();
+            outbox.add(edits, mark(change as u64), (change as u64, 0), 10);
+        }
+        let parcel = outbox.take().unwrap();
+        assert_eq!(wholes(&parcel), [vec![7], vec![3, 9], vec![1], vec![5]]);
+        let proposal = parcel.proposal(3);
+        assert_eq!(proposal.wholes, [1, 2, 1, 1]);
+        assert_eq!(proposal.edits.iter().map(|(topic, _)| topic.clone()).collect::<Vec<_>>(), [7, 3, 9, 1, 5].map(topic));
+    }
+
+    #[test]
+    fn a_change_is_one_with_everything_since_the_one_it_continues() {
+        let mut outbox = Outbox::default();
+        for (change, topic) in [1, 2, 3, 2, 4].into_iter().enumerate() {
+            outbox.add(vec![join(topic, change as u8)], mark(change as u64), (change as u64, 0), 10);
+        }
+        assert_eq!(wholes(&outbox.take().unwrap()), [vec![1], vec![2, 3], vec![4]]);
+    }
+
+    #[test]
+    fn what_can_be_listed_does_not_grow_beyond_that() {
+        let mut outbox = Outbox::default();
+        // Each has a topic in common with the one before.
+        for change in 0..LISTED_TOPICS_MAX as u64 * 3 {
+            outbox.add(vec![join(change as usize, 1), join(change as usize + 1, 2)], mark(change), (change, 0), 10);
+        }
+        let mut parcels = Vec::new();
+        while let Some(parcel) = outbox.take() {
+            assert!(parcel.wholes.iter().all(|whole| whole.len() <= LISTED_TOPICS_MAX));
+            parcels.push((parcel.marks.len(), parcel.catalog));
+        }
+        assert_eq!(parcels, [(31, 30), (31, 61), (31, 92), (3, 95)]);
     }
 
     #[test]
@@ -269,7 +386,7 @@ mod tests {
         outbox.add(vec![join(0, 1)], mark(1), (1, 0), 1);
         outbox.add(vec![(topic(0), Edit::Retire)], mark(2), (2, 0), 1);
         outbox.add(vec![join(0, 2)], mark(3), (3, 0), 1);
-        assert_eq!(outbox.take().unwrap().edits[&topic(0)], Edit::Retire);
+        assert_eq!(outbox.take().unwrap().edit(&topic(0)), Some(&Edit::Retire));
         assert_eq!(outbox.take().unwrap().marks, mark(3));
     }
 
@@ -279,11 +396,10 @@ mod tests {
         let mut outbox = Outbox::default();
         outbox.add(edits, mark(1), (1, 2), 1);
         let (first, second) = outbox.take().unwrap().halves().unwrap();
-        assert_eq!((first.edits.len(), second.edits.len()), (2, 3));
+        assert_eq!((first.len(), second.len()), (2, 3));
         assert!(first.marks.is_empty() && first.torn && second.torn);
         assert_eq!((second.marks.len(), second.catalog, second.registry), (1, 1, 2));
-        let single = Parcel { edits: [join(0, 1)].into(), ..Parcel::default() };
-        assert_eq!(single.halves(), None);
+        assert_eq!(Parcel::new(vec![join(0, 1)], false).halves(), None);
     }
 
     fn any_edit() -> impl Strategy<Value = Edit> {
@@ -320,8 +436,8 @@ mod tests {
                 outbox.add(edits, mark(change as u64), (change as u64, 0), 1);
             }
             while let Some(parcel) = outbox.take() {
-                for (topic, edit) in parcel.edits {
-                    found.entry(topic).or_insert_with(Document::absent).apply(&edit).unwrap();
+                for (topic, edit) in parcel.edits() {
+                    found.entry(topic.clone()).or_insert_with(Document::absent).apply(edit).unwrap();
                 }
             }
             prop_assert_eq!(found, expected);

@@ -1,6 +1,6 @@
 //! One change as the messages of one atomic batch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use groupcast_messages::{Companions, Delta, EDIT_ITEMS_MAX, Lead, Tally};
 use groupcast_policy::doc::{Digest, Document, Edit};
@@ -24,6 +24,10 @@ pub struct Proposal {
     pub catalog: u64,
     pub registry: u64,
     pub edits: Vec<(Topic, Edit)>,
+    /// How many of the edits become effective together, run after run: a change is never divided, and one that has nothing to do with
+    /// it need not wait for it. What comes first must not be missed by what comes later, so whoever merges changes keeps their order.
+    /// Empty: all of them together.
+    pub wholes: Vec<usize>,
     /// Topics whose content readers have to fetch, because nobody knows what was published before.
     pub resets: Vec<Topic>,
 }
@@ -91,40 +95,25 @@ pub fn build(
     replica: &Replica,
     followers: &Followers,
 ) -> Result<Outgoing, Refused> {
-    let mut edits: BTreeMap<Topic, (Edit, Digest)> = BTreeMap::new();
-    let absent = Document::absent();
-    for (topic, edit) in proposal.edits {
-        let malformed = || Refused::Malformed { topic: topic.clone() };
-        if !edit.fits(&topic) || edit == Edit::Reset {
-            return Err(malformed());
-        }
-        let held = replica.document(&topic).unwrap_or(&absent);
-        let digest = held.outcome(&edit).map_err(|_| malformed())?.digest;
-        if edits.contains_key(&topic) {
-            return Err(Refused::Twice { topic });
-        }
-        if digest != held.digest() {
-            edits.insert(topic, (edit, digest));
-        }
-    }
-    for topic in proposal.resets {
-        let digest = replica.digest(&topic);
-        edits.entry(topic).or_insert((Edit::Reset, digest));
-    }
-    let tallied = edits.len() > LISTED_TOPICS_MAX;
-    let hashes: Vec<TopicHash> = if tallied { Vec::new() } else { edits.keys().map(Topic::hash64).collect() };
-    let spread_ms = spread_ms(edits.keys().map(|topic| followers.count(topic)).max().unwrap_or(0));
-    let mut tallies = if tallied { tally(edits.keys(), followers) } else { BTreeMap::new() };
+    let wholes = wholes(proposal.edits, &proposal.wholes, proposal.resets, replica)?;
+    let tallied = wholes.iter().any(|whole| whole.len() > LISTED_TOPICS_MAX);
+    let mut tallies = if tallied { tally(wholes.iter().flat_map(BTreeMap::keys), followers) } else { BTreeMap::new() };
     let (term, change) = (lead.term, proposal.change);
-    let mut messages = Vec::with_capacity(edits.len() + tallies.len());
-    for (index, (topic, (edit, digest))) in edits.into_iter().enumerate() {
-        let companions = match tallied {
-            true => Companions::Tallied,
-            false => Companions::Listed(hashes.iter().enumerate().filter(|(i, _)| *i != index).map(|(_, h)| *h).collect()),
-        };
-        let tally = if let Topic::Host(host) = &topic { tallies.remove(host) } else { None };
-        messages
-            .push(encode(topic, Delta { term, change, position: index as u32 + 1, edit, digest, companions, tally, spread_ms }));
+    let mut messages = Vec::with_capacity(wholes.iter().map(BTreeMap::len).sum::<usize>() + tallies.len());
+    let mut spread_max_ms = 0;
+    for whole in wholes {
+        let hashes: Vec<TopicHash> = if tallied { Vec::new() } else { whole.keys().map(Topic::hash64).collect() };
+        let spread_ms = spread_ms(whole.keys().map(|topic| followers.count(topic)).max().unwrap_or(0));
+        spread_max_ms = spread_max_ms.max(spread_ms);
+        for (index, (topic, (edit, digest))) in whole.into_iter().enumerate() {
+            let companions = match tallied {
+                true => Companions::Tallied,
+                false => Companions::Listed(hashes.iter().enumerate().filter(|(i, _)| *i != index).map(|(_, h)| *h).collect()),
+            };
+            let tally = if let Topic::Host(host) = &topic { tallies.remove(host) } else { None };
+            let position = messages.len() as u32 + 1;
+            messages.push(encode(topic, Delta { term, change, position, edit, digest, companions, tally, spread_ms }));
+        }
     }
     for (host, tally) in tallies {
         let topic = Topic::Host(host);
@@ -136,7 +125,7 @@ pub fn build(
             digest: replica.digest(&topic),
             companions: Companions::Tallied,
             tally: Some(tally),
-            spread_ms,
+            spread_ms: spread_max_ms,
         };
         messages.push(encode(topic, delta));
     }
@@ -145,6 +134,56 @@ pub fn build(
     }
     let lead = Lead { count: messages.len() as u32, ..lead };
     Ok(Outgoing { proposal: Some(proposal.number), change, lead, expected, messages })
+}
+
+type Whole = BTreeMap<Topic, (Edit, Digest)>;
+
+/// What becomes effective together, in order, without what changes nothing. If something is too large to be listed it is all one: a tally
+/// counts everything that a host must hold of the batch.
+fn wholes(
+    edits: Vec<(Topic, Edit)>,
+    lengths: &[usize],
+    resets: Vec<Topic>,
+    replica: &Replica,
+) -> Result<Vec<Whole>, Refused> {
+    let mut ends = lengths.iter().scan(0usize, |end, length| {
+        *end = end.saturating_add(*length);
+        Some(*end)
+    });
+    let mut end = ends.next().unwrap_or(usize::MAX);
+    let (mut wholes, mut seen) = (vec![Whole::new()], HashSet::with_capacity(edits.len()));
+    let absent = Document::absent();
+    for (index, (topic, edit)) in edits.into_iter().enumerate() {
+        while index >= end {
+            wholes.push(Whole::new());
+            end = ends.next().unwrap_or(usize::MAX);
+        }
+        let malformed = || Refused::Malformed { topic: topic.clone() };
+        if !edit.fits(&topic) || edit == Edit::Reset {
+            return Err(malformed());
+        }
+        let held = replica.document(&topic).unwrap_or(&absent);
+        let digest = held.outcome(&edit).map_err(|_| malformed())?.digest;
+        if !seen.insert(topic.clone()) {
+            return Err(Refused::Twice { topic });
+        }
+        if digest != held.digest()
+            && let Some(whole) = wholes.last_mut()
+        {
+            whole.insert(topic, (edit, digest));
+        }
+    }
+    if !resets.is_empty() || wholes.iter().any(|whole| whole.len() > LISTED_TOPICS_MAX) {
+        wholes = vec![wholes.into_iter().flatten().collect()];
+    }
+    if let Some(whole) = wholes.last_mut() {
+        for topic in resets {
+            let digest = replica.digest(&topic);
+            whole.entry(topic).or_insert((Edit::Reset, digest));
+        }
+    }
+    wholes.retain(|whole| !whole.is_empty());
+    Ok(wholes)
 }
 
 fn encode(topic: Topic, mut delta: Delta) -> OutgoingMessage {

@@ -18,6 +18,10 @@ pub const HISTORY_DELTAS_MAX: usize = 16;
 /// Bytes of deltas kept per topic.
 pub const HISTORY_BYTES_MAX: usize = 4_096;
 
+/// In a controller's request to another one: the leader's chain. Whoever names the last lead message it has gets what was published
+/// since, and is told so by the same name.
+pub const CHAIN: TopicHash = TopicHash(0);
+
 #[derive(Debug, Clone, Default)]
 struct Kept {
     document: Document,
@@ -184,13 +188,18 @@ impl Replica {
     pub fn restore(cut: Cut, since: u64, documents: impl IntoIterator<Item = (Topic, u64, Document)>) -> Self {
         let mut replica = Self { cut, since, ..Self::default() };
         for (topic, revision, document) in documents {
-            let kept = replica.entry(&topic);
-            kept.document = document;
-            kept.encoded = OnceCell::new();
-            kept.revision = revision;
-            kept.base = revision;
+            replica.replace(topic, revision, document);
         }
         replica
+    }
+
+    /// How it came to be so is not known.
+    pub fn replace(&mut self, topic: Topic, revision: u64, document: Document) {
+        let kept = self.entry(&topic);
+        kept.document = document;
+        kept.encoded = OnceCell::new();
+        kept.revision = revision;
+        kept.restart_history(revision);
     }
 
     /// Brings a host to this replica's cut: every topic it needs or asks for, as little as possible of each.
@@ -226,10 +235,17 @@ impl Replica {
         writer.finish()
     }
 
-    /// Everything, for another controller.
+    /// Everything, or everything since the lead message it names, for another controller. Revisions are the stream's sequences, so what
+    /// was published since is what has a higher one.
     pub fn dump(&self, ask: &Ask, chunk_bytes_max: usize) -> Vec<Vec<u8>> {
         let mut writer = ChunkWriter::new(ask.ask, self.cut, chunk_bytes_max);
-        for (topic, kept) in &self.topics {
+        let named = ask.held.first().filter(|(chain, _)| *chain == CHAIN).map(|(_, lead)| *lead);
+        // The revisions of an earlier life mean nothing in this one.
+        let after = named.filter(|lead| ask.term >= self.since && *lead <= self.cut.lead);
+        if let Some(after) = after {
+            writer.push_same(TopicRef::Asked(0), true, after);
+        }
+        for (topic, kept) in self.topics.iter().filter(|(_, kept)| after.is_none_or(|after| kept.revision > after)) {
             writer.push_document(TopicRef::Named(topic.clone()), true, kept.revision, &kept.document);
         }
         writer.finish()

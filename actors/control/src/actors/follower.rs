@@ -21,7 +21,7 @@ use crate::log::{Log, NoAnswer, in_batch};
 use crate::mirror::{Item, Origin};
 use crate::names;
 use crate::registry::TRACE_KEPT;
-use crate::stage::Arrival;
+use crate::stage::{Arrival, Part};
 
 /// Messages taken at once while more are there.
 pub const DRAIN_MAX: usize = 1_024;
@@ -261,6 +261,7 @@ impl Reader {
         for whole in wholes {
             // Terms are written by controllers and are no changes.
             let term = whole.contents.len() == 1 && whole.contents[0].subject.as_ref() == subjects::CATALOG_TERM;
+            let before = (arrival.items.len(), arrival.ends.len());
             arrival.through = whole.through;
             arrival.everything |= whole.everything;
             if !term {
@@ -276,6 +277,8 @@ impl Reader {
                 arrival.items.extend(self.last_good(&subject).await?);
             }
             arrival.items.extend(whole.contents.into_iter().map(|read| read.item));
+            let (items, ends) = (arrival.items.len() - before.0, arrival.ends.len() - before.1);
+            arrival.parts.push(Part { items, ends, through: whole.through });
         }
         tracing::debug!(change = arrival.ends.last(), items = arrival.items.len(), through = arrival.through, "read");
         Ok(arrival)

@@ -94,7 +94,7 @@ impl Stage {
     pub(super) fn send(&mut self) {
         while self.role == Role::Publishing && self.in_flight.is_none() {
             let Some(parcel) = self.outbox.take() else { break };
-            if parcel.edits.is_empty() {
+            if parcel.is_empty() {
                 let reflects = Some((parcel.catalog, parcel.registry));
                 self.out.push(Effect::TouchedNothing { marks: parcel.marks, reflects });
                 continue;
@@ -111,8 +111,8 @@ impl Stage {
         match result {
             Ok(committed) => self.out.push(Effect::Published { marks: parcel.marks, committed, torn: parcel.torn }),
             Err(Refused::TooLarge { .. }) => {
-                self.out.push(Effect::Report(Incident::Torn { change: self.change, topics: parcel.edits.len() }));
-                let only = parcel.edits.keys().next().cloned();
+                self.out.push(Effect::Report(Incident::Torn { change: self.change, topics: parcel.len() }));
+                let only = parcel.edits().next().map(|(topic, _)| topic.clone());
                 match (parcel.halves(), only) {
                     (Some((first, second)), _) => {
                         self.outbox.put_back(second);

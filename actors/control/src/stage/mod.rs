@@ -28,7 +28,18 @@ pub struct Arrival {
     pub everything: bool,
     /// Where changes end.
     pub ends: Vec<u64>,
+    /// What of it belongs together; empty: all of it does.
+    pub parts: Vec<Part>,
     pub read_ms: u64,
+}
+
+/// A run of an arrival's items: one whole change, or several that cannot be told apart.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    pub items: usize,
+    /// How many of the arrival's ends are in it.
+    pub ends: usize,
+    pub through: u64,
 }
 
 #[derive(Debug)]

@@ -1,9 +1,10 @@
 //! What arrives from the streams is compiled at once. A stream that lost everything takes nothing from anybody.
 
+use groupcast_policy::model::Event as PolicyEvent;
 use groupcast_topics::node::Desired;
 
 use super::lead::Role;
-use super::{Arrival, Effect, Incident, Item, Mark, Origin, Stage};
+use super::{Arrival, Effect, Incident, Item, Mark, Origin, Part, Stage};
 
 #[derive(Default)]
 pub(super) struct Stream {
@@ -69,30 +70,42 @@ impl Stage {
             return self.accept();
         }
         arrival.everything |= was_emptied;
-        let Arrival { items, through, everything, ends, read_ms } = arrival;
+        let Arrival { items, through, everything, ends, mut parts, read_ms } = arrival;
         for item in &items {
             if let Item::Refused(refused) = item {
                 self.out.push(Effect::Report(Incident::Refused(refused.clone())));
             }
         }
-        let events = if everything { self.mirror.load(origin, items) } else { self.mirror.apply(origin, items) };
-        let edits = self.compiled.apply(&events);
-        if origin == Origin::Catalog {
-            self.change = ends.last().copied().unwrap_or(if everything { through } else { self.change });
+        if everything || parts.is_empty() {
+            parts = vec![Part { items: items.len(), ends: ends.len(), through }];
         }
-        let stream = self.stream(origin);
-        (stream.loaded, stream.through) = (true, through);
-        let mark = |end: &u64| Mark { change: (origin == Origin::Catalog).then_some(*end), read_ms };
-        let marks: Vec<Mark> = ends.iter().map(mark).collect();
-        if self.role == Role::Publishing && !(edits.is_empty() && marks.is_empty()) {
-            self.outbox.add(edits, marks, (self.catalog.through, self.registry.through), self.compiled.hosts());
-        } else if edits.is_empty() && !marks.is_empty() {
-            self.out.push(Effect::TouchedNothing { marks, reflects: None });
+        let (mut items, mut ends) = (items.into_iter(), ends.into_iter());
+        for part in parts {
+            let (items, ends) = (items.by_ref().take(part.items).collect(), ends.by_ref().take(part.ends));
+            let mark = |end: u64| Mark { change: (origin == Origin::Catalog).then_some(end), read_ms };
+            let marks: Vec<Mark> = ends.map(mark).collect();
+            let events = if everything { self.mirror.load(origin, items) } else { self.mirror.apply(origin, items) };
+            self.compile_whole(origin, &events, marks, part.through, everything);
         }
         self.stream(origin).unaccepted = true;
         self.accept();
         if self.role == Role::Waiting {
             self.begin();
+        }
+    }
+
+    fn compile_whole(&mut self, origin: Origin, events: &[PolicyEvent], marks: Vec<Mark>, through: u64, everything: bool) {
+        let edits = self.compiled.apply(events);
+        if origin == Origin::Catalog {
+            let last = marks.last().and_then(|mark| mark.change);
+            self.change = last.unwrap_or(if everything { through } else { self.change });
+        }
+        let stream = self.stream(origin);
+        (stream.loaded, stream.through) = (true, through);
+        if self.role == Role::Publishing && !(edits.is_empty() && marks.is_empty()) {
+            self.outbox.add(edits, marks, (self.catalog.through, self.registry.through), self.compiled.hosts());
+        } else if edits.is_empty() && !marks.is_empty() {
+            self.out.push(Effect::TouchedNothing { marks, reflects: None });
         }
     }
 

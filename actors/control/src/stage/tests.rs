@@ -43,7 +43,7 @@ impl Bench {
             }
             Effect::Publish { term, parcel, .. } => {
                 self.batches += 1;
-                for (topic, edit) in &parcel.edits {
+                for (topic, edit) in parcel.edits() {
                     self.published.entry(topic.clone()).or_default().apply(edit).unwrap();
                 }
                 let committed = Committed::default();
@@ -65,7 +65,7 @@ impl Bench {
     fn arrive(&mut self, origin: Origin, items: Vec<Item>, everything: bool) {
         self.sequence += 1;
         let ends = if everything { vec![] } else { vec![self.sequence] };
-        let arrival = Arrival { items, through: self.sequence, everything, ends, read_ms: 0 };
+        let arrival = Arrival { items, through: self.sequence, everything, ends, ..Arrival::default() };
         self.handle(Event::Arrived(origin, arrival));
     }
 
@@ -282,10 +282,10 @@ fn a_change_too_large_for_one_batch_is_published_in_parts_and_reported() {
     let mut reported = 0;
     while let Some(at) = bench.open.iter().position(|effect| matches!(effect, Effect::Publish { .. })) {
         let Effect::Publish { term, parcel, .. } = bench.open.remove(at) else { unreachable!() };
-        let result = if parcel.edits.len() > 5 {
-            Err(Refused::TooLarge { messages: parcel.edits.len() })
+        let result = if parcel.len() > 5 {
+            Err(Refused::TooLarge { messages: parcel.len() })
         } else {
-            for (topic, edit) in &parcel.edits {
+            for (topic, edit) in parcel.edits() {
                 bench.published.entry(topic.clone()).or_default().apply(edit).unwrap();
             }
             Ok(Committed::default())

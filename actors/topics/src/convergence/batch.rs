@@ -7,7 +7,8 @@ use groupcast_policy::topic::TopicHash;
 use super::progress::{Summary, Times};
 use super::span::{Runs, Span};
 use super::{UNREACHABLE_AFTER_MS, Why};
-use crate::LISTED_TOPICS_MAX;
+use crate::node::Committed;
+use crate::{LISTED_TOPICS_MAX, Map};
 
 /// What is reached of which topic, sorted by topic.
 pub(super) type Reached = [(TopicHash, u64)];
@@ -25,8 +26,9 @@ pub(super) struct Batch {
     /// ... and up to this one.
     pub catalog: u64,
     pub committed_ms: u64,
-    /// Its topics, when they are few enough for a bit each.
+    /// Its topics, unless they are tallied.
     pub topics: Box<Reached>,
+    pub form: Form,
     pub span: Span,
     /// Of the span, those that left without finishing.
     pub left: u32,
@@ -39,25 +41,93 @@ pub(super) struct Batch {
     pub told: bool,
 }
 
-impl Batch {
-    /// What hosts must reach as numbers of a [`Span`]: a bit for each topic, or the position of the message to the host itself. That
-    /// one holds the tally of everything the host must have of the batch, and the host takes it only with all of it.
-    pub fn what(topics: &Reached, lead: u64, own: TopicHash, reach: &Reached) -> Option<u32> {
-        if topics.len() > LISTED_TOPICS_MAX {
-            let (_, revision) = reach.iter().find(|(topic, _)| *topic == own)?;
-            return u32::try_from(revision.checked_sub(lead)?).ok();
-        }
-        let bit = |topic: &TopicHash| topics.iter().position(|(other, _)| other == topic).map(|at| 1u32 << at);
-        Some(reach.iter().filter_map(|(topic, _)| bit(topic)).fold(0, |bits, bit| bits | bit))
+/// How a number of a [`Span`] says what a host must reach of a batch.
+#[derive(Debug)]
+pub(super) enum Form {
+    /// A bit for each topic.
+    Bits,
+    /// The position of the message to the host itself. It holds the tally of everything the host must have of the batch, and the host
+    /// takes it only with all of it.
+    Tallied,
+    /// The place of a topic among the batch's, or, with [`SEVERAL`], of a list of such places: changes that have nothing to do with each
+    /// other were published together, and most hosts are concerned by one of them.
+    Places(Vec<Box<[u32]>>),
+}
+
+const SEVERAL: u32 = 1 << 31;
+
+/// Finds the numbers.
+pub(super) struct Forming<'a> {
+    topics: &'a Reached,
+    lead: u64,
+    form: Form,
+    places: Map<TopicHash, u32>,
+    lists: Map<Box<[u32]>, u32>,
+}
+
+impl<'a> Forming<'a> {
+    pub fn of(committed: &'a Committed) -> Self {
+        let topics = &committed.topics[..];
+        let (form, mut places) = (Form::Bits, Map::default());
+        let form = match (committed.tallied, topics.len() > LISTED_TOPICS_MAX) {
+            (true, _) => Form::Tallied,
+            (false, false) => form,
+            (false, true) => {
+                places.extend(topics.iter().enumerate().map(|(place, (topic, _))| (*topic, place as u32)));
+                Form::Places(Vec::new())
+            }
+        };
+        Self { topics, lead: committed.cut.lead, form, places, lists: Map::default() }
     }
 
+    pub fn what(&mut self, own: TopicHash, reach: &Reached) -> Option<u32> {
+        match &mut self.form {
+            Form::Tallied => {
+                let (_, revision) = reach.iter().find(|(topic, _)| *topic == own)?;
+                u32::try_from(revision.checked_sub(self.lead)?).ok()
+            }
+            Form::Bits => {
+                let bit = |topic: &TopicHash| self.topics.iter().position(|(other, _)| other == topic).map(|at| 1u32 << at);
+                Some(reach.iter().filter_map(|(topic, _)| bit(topic)).fold(0, |bits, bit| bits | bit))
+            }
+            Form::Places(lists) => {
+                let places: Box<[u32]> = reach.iter().filter_map(|(topic, _)| self.places.get(topic).copied()).collect();
+                if let [place] = places[..] {
+                    return Some(place);
+                }
+                let number = *self.lists.entry(places).or_insert_with_key(|places| {
+                    lists.push(places.clone());
+                    lists.len() as u32 - 1
+                });
+                Some(SEVERAL | number)
+            }
+        }
+    }
+
+    /// What is kept of the topics, and how the numbers are read.
+    pub fn end(self) -> (Box<Reached>, Form) {
+        let topics = if matches!(self.form, Form::Tallied) { [].into() } else { self.topics.into() };
+        (topics, self.form)
+    }
+}
+
+impl Batch {
     /// Topic and revision of everything this host must reach.
     pub fn wanted(&self, slot: u32, own: TopicHash) -> impl Iterator<Item = (TopicHash, u64)> + '_ {
         let what = self.span.what(slot);
-        let tallied = self.topics.is_empty();
-        let listed = self.topics.iter().enumerate().filter(move |(at, _)| what.is_some_and(|bits| bits & (1 << at) != 0));
-        let single = what.filter(|_| tallied).map(|offset| (own, self.cut.lead + u64::from(offset)));
-        listed.map(|(_, wanted)| *wanted).chain(single)
+        let (mut bits, mut place, mut several, mut tallied) = (0, None, [].as_slice(), None);
+        match (&self.form, what) {
+            (_, None) => {}
+            (Form::Bits, Some(what)) => bits = what,
+            (Form::Tallied, Some(what)) => tallied = Some((own, self.cut.lead + u64::from(what))),
+            (Form::Places(lists), Some(what)) if what & SEVERAL != 0 => {
+                several = lists.get((what & !SEVERAL) as usize).map_or(&[][..], |list| list);
+            }
+            (Form::Places(_), Some(what)) => place = Some(what),
+        }
+        let few = (0..u32::BITS).take(if bits == 0 { 0 } else { 32 }).filter(move |bit| bits & (1 << bit) != 0);
+        let places = few.chain(place).chain(several.iter().copied());
+        places.filter_map(|at| self.topics.get(at as usize).copied()).chain(tallied)
     }
 
     /// What is done needs no more than its summary.
@@ -66,7 +136,7 @@ impl Batch {
         if self.summary.is_none() && self.times.hosts() as usize + self.left as usize >= self.span.len() {
             self.summary = Some(self.times.summary());
             self.times = Times::default();
-            self.topics = [].into();
+            (self.topics, self.form) = ([].into(), Form::Tallied);
         }
     }
 

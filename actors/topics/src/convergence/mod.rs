@@ -25,8 +25,8 @@ use groupcast_policy::topic::{Topic, TopicHash};
 
 use crate::batch::spread_ms;
 use crate::node::Committed;
-use crate::{LISTED_TOPICS_MAX, Map};
-use batch::{Batch, Reached, Row, revision};
+use crate::Map;
+use batch::{Batch, Form, Forming, Reached, Row, revision};
 use progress::Times;
 pub use progress::{Progress, Summary, Why};
 use span::{Runs, Span};
@@ -110,11 +110,11 @@ impl Convergence {
         let (number, lead) = (self.first + self.batches.len() as u64, committed.cut.lead);
         // Hosts were told to take their time.
         let patience_ms = self.settings.nudge_after_ms + u64::from(spread_ms(committed.span.len()));
-        let mut span = Vec::with_capacity(committed.span.len());
+        let (mut span, mut forming) = (Vec::with_capacity(committed.span.len()), Forming::of(committed));
         for (host, reach) in &committed.span {
             let slot = self.slot(host);
             let Some(row) = &mut self.rows[slot as usize] else { continue };
-            let Some(what) = Batch::what(&committed.topics, lead, row.own, reach) else { continue };
+            let Some(what) = forming.what(row.own, reach) else { continue };
             if !row.is_behind() {
                 row.backoff_ms = patience_ms;
                 row.nudge_ms = now_ms + patience_ms;
@@ -126,14 +126,15 @@ impl Convergence {
             let due = now_ms + patience_ms;
             self.quiet_until_ms = Some(self.quiet_until_ms.map_or(due, |earlier| earlier.min(due)));
         }
-        let listed = committed.topics.len() <= LISTED_TOPICS_MAX;
+        let (topics, form) = forming.end();
         let mut batch = Batch {
             cut: committed.cut,
             change: committed.change,
             after: committed.after,
             catalog: committed.catalog,
             committed_ms: now_ms,
-            topics: if listed { committed.topics.clone().into() } else { [].into() },
+            topics,
+            form,
             span: Span::of(span),
             left: 0,
             times: Times::default(),
@@ -174,7 +175,7 @@ impl Convergence {
         for batch in self.batches.iter_mut().filter(|batch| batch.summary.is_none()) {
             batch.superseded = true;
             batch.summary = Some(batch.times.summary());
-            (batch.topics, batch.times) = ([].into(), Times::default());
+            (batch.topics, batch.form, batch.times) = ([].into(), Form::Tallied, Times::default());
         }
     }
 

@@ -1,7 +1,7 @@
 //! A batch that is in the stream, published or followed, comes into the replica, and what it means to hosts is known: who has to reach
 //! which revisions, and what is not waited for any more.
 
-use groupcast_messages::Cut;
+use groupcast_messages::{Companions, Cut};
 use groupcast_policy::doc::{Document, Edit};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::topic::{Topic, TopicHash};
@@ -24,7 +24,8 @@ impl Node {
         let topics = published.iter().map(|m| (m.topic.hash64(), m.revision)).collect();
         let span = self.span(published.iter().map(|m| (&m.topic, m.revision)));
         let bytes = published.iter().map(|m| m.payload.len()).sum();
-        Committed { cut, since, change, after, catalog, bytes, topics, span, ..Committed::default() }
+        let tallied = published.iter().any(|m| m.delta.companions == Companions::Tallied);
+        Committed { cut, since, change, after, catalog, bytes, topics, tallied, span, ..Committed::default() }
     }
 
     /// The hosts that followed any of the topics when they were published, and what of it each must reach.

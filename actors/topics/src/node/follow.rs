@@ -13,7 +13,7 @@ use groupcast_policy::topic::Topic;
 
 use super::{Desired, Effect, Incident, Node, Records};
 use crate::batch::Proposal;
-use crate::replica::{PublishedDelta, Replica};
+use crate::replica::{CHAIN, PublishedDelta, Replica};
 
 /// Messages kept while a hole before them is open.
 pub const BUFFERED_MESSAGES_MAX: usize = 200_000;
@@ -66,7 +66,12 @@ struct Parts {
 pub(super) struct Follow {
     state: State,
     buffer: BTreeMap<u64, Arrived>,
+    /// A message is missing, since then: later ones are here, and they come in order.
     gap_since_ms: Option<u64>,
+    /// Something is on its way, or lost, and nothing has come since then.
+    lag_since_ms: Option<u64>,
+    /// The copy held here contradicts what was published.
+    unfit: bool,
     last_ask: u32,
     /// The term under which the stream's present life began, by the newest lead message heard of.
     since: u64,
@@ -81,6 +86,8 @@ impl Default for Follow {
             state: State::Starting,
             buffer: BTreeMap::new(),
             gap_since_ms: None,
+            lag_since_ms: None,
+            unfit: false,
             last_ask: 0,
             since: 0,
             retry_ms: None,
@@ -92,6 +99,10 @@ impl Default for Follow {
 impl Follow {
     pub fn is_synced(&self) -> bool {
         matches!(self.state, State::Synced)
+    }
+
+    fn nothing_is_missing(&mut self) {
+        (self.gap_since_ms, self.lag_since_ms) = (None, None);
     }
 }
 
@@ -147,8 +158,7 @@ impl Node {
         while self.follow.is_synced() && self.is_following() {
             let cut = self.replica.cut();
             let Some((&sequence, first)) = self.follow.buffer.first_key_value() else {
-                self.follow.gap_since_ms = None;
-                return;
+                return self.follow.nothing_is_missing();
             };
             if first.term() < cut.term {
                 // Of a stream that is gone, or of a leader that was deposed: never to be applied.
@@ -166,11 +176,15 @@ impl Node {
             let complete =
                 self.follow.buffer.range(sequence + 1..).take_while(|(at, _)| **at <= end).count() == next.count as usize;
             if !complete {
-                // The rest of it is on its way, or lost.
-                self.follow.gap_since_ms.get_or_insert(now_ms);
+                // The rest of it is on its way; lost, if something behind it is here.
+                if self.follow.buffer.last_key_value().is_some_and(|(last, _)| *last > end) {
+                    self.follow.gap_since_ms.get_or_insert(now_ms);
+                } else {
+                    self.follow.lag_since_ms = Some(now_ms);
+                }
                 return;
             }
-            self.follow.gap_since_ms = None;
+            self.follow.nothing_is_missing();
             self.follow.buffer.remove(&sequence);
             let mut batch = Vec::with_capacity(next.count as usize);
             for revision in sequence + 1..=end {
@@ -193,6 +207,7 @@ impl Node {
             if let Err(unfit) = applied {
                 // By reference only: normal. Anything else should not happen, and is cured alike.
                 if !by_reference {
+                    self.follow.unfit = true;
                     self.out.push(Effect::Report(Incident::Unfit(unfit)));
                 }
                 return self.fetch(now_ms);
@@ -209,11 +224,14 @@ impl Node {
             // the head is read again.
             return;
         }
-        self.follow.gap_since_ms = None;
+        self.follow.nothing_is_missing();
         self.follow.last_ask = self.follow.last_ask.wrapping_add(1);
-        let ask = self.follow.last_ask;
+        let (ask, cut) = (self.follow.last_ask, self.replica.cut());
+        // What was published since is enough for a copy that is sound: one of what was published, and nothing else.
+        let sound = cut != Cut::default() && self.serve.pending_resets.is_empty() && !self.serve.hold_until_published;
+        let held = if sound && !self.follow.unfit { vec![(CHAIN, cut.lead)] } else { Vec::new() };
         self.follow.state = State::Fetching { ask, sent_ms: now_ms, parts: Parts::default() };
-        self.out.push(Effect::AskReplica(Ask { ask, term: self.replica.cut().term, held: Vec::new() }.encode()));
+        self.out.push(Effect::AskReplica(Ask { ask, term: cut.term, held }.encode()));
     }
 
     pub(super) fn peer_answered(&mut self, payload: &[u8], now_ms: u64) {
@@ -234,19 +252,28 @@ impl Node {
         let chunks = std::mem::take(&mut parts.chunks);
         let mut documents: Map<Topic, (u64, Document)> = Map::default();
         let mut cut = Cut::default();
-        let mut sound = true;
+        let (mut sound, mut continues) = (true, false);
         for entry in chunks.into_values().flat_map(|chunk| {
             cut = chunk.cut;
             chunk.entries
         }) {
-            let (TopicRef::Named(topic), Body::Part { edit, last, digest }) = (entry.topic, entry.body) else {
-                sound = false;
-                break;
+            let (topic, edit, last, digest) = match (entry.topic, entry.body) {
+                (TopicRef::Named(topic), Body::Part { edit, last, digest }) => (topic, edit, last, digest),
+                (TopicRef::Asked(_), Body::Same) => {
+                    continues = entry.revision == self.replica.cut().lead;
+                    sound &= continues;
+                    continue;
+                }
+                _ => {
+                    sound = false;
+                    break;
+                }
             };
             let (_, document) = documents.entry(topic).or_insert((entry.revision, Document::absent()));
             sound &= document.apply(&edit).is_ok() && (!last || document.digest() == digest);
         }
         if !sound {
+            self.follow.unfit = true;
             return self.fetch(now_ms);
         }
         let since = self.follow.since;
@@ -256,7 +283,20 @@ impl Node {
         }
         self.publish_by_reference(Vec::new());
         self.follow.incomplete = false; // nobody answers from a copy that is not whole
-        let replica = Replica::restore(cut, since, documents.into_iter().map(|(topic, (revision, doc))| (topic, revision, doc)));
+        let documents = documents.into_iter().map(|(topic, (revision, document))| (topic, revision, document));
+        if !continues {
+            let replica = Replica::restore(cut, since, documents);
+            self.followers = None;
+            return self.synced(replica, now_ms);
+        }
+        let mut replica = std::mem::take(&mut self.replica);
+        for (topic, revision, document) in documents {
+            if !matches!(topic, Topic::Members(_)) {
+                self.followers = None; // it may refer to others than before
+            }
+            replica.replace(topic, revision, document);
+        }
+        replica.advance(cut, since);
         self.synced(replica, now_ms);
     }
 
@@ -323,8 +363,9 @@ impl Node {
         let (cut, since) = (*cut, *since);
         let records = std::mem::take(records).into_iter().map(|(topic, record)| (topic, Some(record))).collect();
         let replica = self.compared(desired, records, cut, since);
+        self.followers = None;
         self.synced(replica, now_ms);
-        self.follow.gap_since_ms = None;
+        self.follow.nothing_is_missing();
     }
 
     /// A replica of what is desired, with the revisions of what is published already. Whatever is not, or is unknown (`None`), will
@@ -368,7 +409,7 @@ impl Node {
     fn synced(&mut self, replica: Replica, now_ms: u64) {
         let cut = replica.cut();
         self.replica = replica;
-        self.followers = None;
+        self.follow.unfit = false;
         self.reflected = self.reflected.filter(|(lead, _)| *lead == cut.lead);
         self.follow.state = State::Synced;
         let stale = |arrived: &Arrived, sequence: u64| match arrived {
@@ -409,7 +450,7 @@ impl Node {
                 } else if lead.term < cut.term {
                     self.vacate(); // a new stream with a message of the past at its head
                 } else if *sequence > cut.lead {
-                    self.follow.gap_since_ms.get_or_insert(now_ms);
+                    self.follow.lag_since_ms.get_or_insert(now_ms);
                 }
             }
             _ => {}
@@ -419,7 +460,7 @@ impl Node {
     pub(super) fn tick_follow(&mut self, now_ms: u64) {
         if self.follow.retry_ms.is_some_and(|due| due <= now_ms) {
             self.follow.retry_ms = None;
-            if !self.follow.is_synced() || self.follow.gap_since_ms.is_some() {
+            if !self.follow.is_synced() || self.follow.gap_since_ms.or(self.follow.lag_since_ms).is_some() {
                 self.read_head(now_ms);
             }
         }
@@ -429,8 +470,7 @@ impl Node {
             State::ReadingRecords { sent_ms } if sent_ms + timeout * 5 <= now_ms => self.fetch(now_ms),
             _ => {}
         }
-        let Some(since) = self.follow.gap_since_ms.filter(|_| self.follow.is_synced() && !self.holds_lead()) else { return };
-        if since + self.settings.gap_wait_ms > now_ms {
+        if self.missing_deadline().is_none_or(|due| due > now_ms) {
             return;
         }
         let at = self.replica.cut().lead;
@@ -445,15 +485,23 @@ impl Node {
             State::ReadingRecords { sent_ms } => Some(sent_ms + timeout * 5),
             _ => None,
         };
-        let gap = self.follow.gap_since_ms.filter(|_| self.follow.is_synced() && !self.holds_lead());
-        let gap = gap.map(|since| since + self.settings.gap_wait_ms);
-        [state, gap, self.follow.retry_ms].into_iter().flatten().min()
+        [state, self.missing_deadline(), self.follow.retry_ms].into_iter().flatten().min()
+    }
+
+    /// When what is missing is asked for.
+    fn missing_deadline(&self) -> Option<u64> {
+        if !self.follow.is_synced() || self.holds_lead() {
+            return None;
+        }
+        let gap = self.follow.gap_since_ms.map(|since| since + self.settings.gap_wait_ms);
+        let lag = self.follow.lag_since_ms.map(|since| since + self.settings.lag_wait_ms);
+        gap.into_iter().chain(lag).min()
     }
 
     /// A leader's own batches come back to it; what lies beyond them is of the next leader and is kept.
     pub(super) fn forget_buffered(&mut self, up_to: u64) {
         self.follow.buffer = self.follow.buffer.split_off(&(up_to + 1));
-        self.follow.gap_since_ms = None;
+        self.follow.nothing_is_missing();
     }
 }
 

@@ -43,8 +43,10 @@ pub struct Settings {
     pub request_timeout_ms: u64,
     /// Pause before an undecided batch is sent again.
     pub retry_ms: u64,
-    /// How long a missing message may be late before another controller is asked for everything.
+    /// How long a message may be missing while later ones are here, before another controller is asked.
     pub gap_wait_ms: u64,
+    /// How long nothing may come while something is known to be on its way: a bus that is busy is late, and asking makes it busier.
+    pub lag_wait_ms: u64,
     /// How long a host's request waits for the replica to reach the head before it is refused.
     pub serve_wait_ms: u64,
     /// Of answers to hosts and other controllers.
@@ -60,6 +62,7 @@ impl Default for Settings {
             request_timeout_ms: 2_000,
             retry_ms: 5,
             gap_wait_ms: 100,
+            lag_wait_ms: 500,
             serve_wait_ms: 1_000,
             chunk_bytes_max: ANSWER_CHUNK_BYTES,
         }
@@ -236,6 +239,8 @@ pub struct Committed {
     /// Its payload.
     pub bytes: usize,
     pub topics: Vec<(TopicHash, u64)>,
+    /// It is one change too large for its topics to be listed: what a host must have of it is tallied in the message to the host itself.
+    pub tallied: bool,
     /// Who has to reach which revisions.
     pub span: Vec<(HostId, Vec<(TopicHash, u64)>)>,
     /// What hosts cease to follow with it: they will never say that they reached it.

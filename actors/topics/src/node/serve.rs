@@ -1,7 +1,9 @@
 //! Answering hosts from memory. A request is answered only when the replica has reached what was the stream's head after the
 //! request arrived: an answer is never older than what the host has already seen.
 
-use groupcast_messages::{ASK_TOPICS_MAX, Ask, EntropyCheck, Lead};
+use std::collections::VecDeque;
+
+use groupcast_messages::{ASK_TOPICS_MAX, Ask, Cut, EntropyCheck, Lead};
 use groupcast_policy::topic::Topic;
 
 use super::{Effect, Node, Request};
@@ -19,13 +21,14 @@ const REPLIES_AT_ONCE: usize = 8;
 
 #[derive(Debug, Default)]
 pub(super) struct Serve {
+    // Who came first stands first in each of these: ten thousand may wait, and only the first of them is ever looked at.
     /// Came while a head read was under way: the next one counts for them.
-    before_read: Vec<Waiting>,
-    reading: Vec<Waiting>,
+    before_read: VecDeque<Waiting>,
+    reading: VecDeque<Waiting>,
     /// After a read that told nothing, the next one waits until then.
     read_after_ms: u64,
     /// Know which head they wait for.
-    before_cut: Vec<(u64, u64, Waiting)>,
+    before_cut: VecDeque<(u64, u64, Waiting)>,
     /// The replica holds contents that are not published yet: readers would be handed revisions that do not exist.
     pub hold_until_published: bool,
     /// The last request of each host that waits. A host that asks again has given up on the one before: under load, answering
@@ -50,7 +53,7 @@ impl Node {
         if let Request::Snapshot { host, .. } = &waiting.request {
             self.serve.latest.insert(host.clone(), id);
         }
-        self.serve.before_read.push(waiting);
+        self.serve.before_read.push_back(waiting);
         self.start_read(now_ms);
     }
 
@@ -63,7 +66,7 @@ impl Node {
     }
 
     pub(super) fn head_for_serve(&mut self, head: Option<&Option<(u64, Lead)>>, now_ms: u64) {
-        let reading = std::mem::take(&mut self.serve.reading);
+        let mut reading = std::mem::take(&mut self.serve.reading);
         match head {
             Some(Some((sequence, lead))) => {
                 self.serve.before_cut.extend(reading.into_iter().map(|waiting| (lead.term, *sequence, waiting)));
@@ -71,7 +74,8 @@ impl Node {
             }
             // Without a head nobody can say what is current. They wait for the next read until they are refused.
             _ => {
-                self.serve.before_read.extend(reading);
+                reading.append(&mut self.serve.before_read);
+                self.serve.before_read = reading;
                 self.serve.read_after_ms = now_ms + READ_RETRY_MS;
             }
         }
@@ -80,18 +84,13 @@ impl Node {
 
     /// The replica moved: answer whoever waited for that.
     pub(super) fn serve_advanced(&mut self) {
+        let cut = self.replica.cut();
         if self.serve.before_cut.is_empty() || !self.can_serve() {
             return;
         }
-        let cut = self.replica.cut();
-        let mut room = REPLIES_AT_ONCE;
-        let ready = |(term, lead, _): &mut (u64, u64, Waiting)| {
-            let now = (cut.term, cut.lead) >= (*term, *lead) && room > 0;
-            room -= usize::from(now);
-            now
-        };
-        let ready: Vec<_> = self.serve.before_cut.extract_if(.., ready).collect();
-        for (_, _, waiting) in ready {
+        for _ in 0..REPLIES_AT_ONCE {
+            let ready = pop_if(&mut self.serve.before_cut, |waiting| !is_behind(cut, waiting));
+            let Some((_, _, waiting)) = ready else { return };
             self.reply(waiting);
         }
     }
@@ -99,11 +98,6 @@ impl Node {
     /// A stream that lacks topics must not make hosts forget them.
     fn can_serve(&self) -> bool {
         self.follow.is_synced() && !self.serve.hold_until_published && !self.follow.incomplete
-    }
-
-    fn is_ready(&self, (term, lead, _): &(u64, u64, Waiting)) -> bool {
-        let cut = self.replica.cut();
-        (cut.term, cut.lead) >= (*term, *lead) && self.can_serve()
     }
 
     fn reply(&mut self, waiting: Waiting) {
@@ -159,25 +153,37 @@ impl Node {
         self.serve_advanced();
         let limit = self.settings.serve_wait_ms;
         let late = |waiting: &Waiting| waiting.since_ms + limit <= now_ms;
-        let mut refused: Vec<Waiting> = Vec::new();
-        refused.extend(self.serve.before_read.extract_if(.., |waiting| late(waiting)));
         // Those that only wait for their turn are answered, however late.
         let (cut, open) = (self.replica.cut(), self.can_serve());
-        let behind = |term: u64, lead: u64| !open || (cut.term, cut.lead) < (term, lead);
-        let too_late = self.serve.before_cut.extract_if(.., |(term, lead, waiting)| behind(*term, *lead) && late(waiting));
-        refused.extend(too_late.map(|(_, _, waiting)| waiting));
-        for waiting in refused {
-            self.reply_refusal(waiting, "this controller is behind the stream: ask again");
+        loop {
+            let unread = pop_if(&mut self.serve.before_read, late);
+            let behind = pop_if(&mut self.serve.before_cut, |waiting| late(&waiting.2) && (!open || is_behind(cut, waiting)));
+            if unread.is_none() && behind.is_none() {
+                break;
+            }
+            for waiting in unread.into_iter().chain(behind.map(|(_, _, waiting)| waiting)) {
+                self.reply_refusal(waiting, "this controller is behind the stream: ask again");
+            }
         }
         self.start_read(now_ms);
     }
 
     pub(super) fn serve_deadline(&self) -> Option<u64> {
-        let waiting = self.serve.before_read.iter().chain(self.serve.before_cut.iter().map(|(_, _, waiting)| waiting));
+        let first = self.serve.before_cut.front();
+        let waiting = self.serve.before_read.front().into_iter().chain(first.map(|(_, _, waiting)| waiting));
         let refuse = waiting.map(|waiting| waiting.since_ms).min().map(|since| since + self.settings.serve_wait_ms);
         let unread = !self.serve.before_read.is_empty() && self.head_read_ms.is_none() && self.connected;
         let read = unread.then_some(self.serve.read_after_ms);
-        let ready = self.serve.before_cut.iter().any(|waiting| self.is_ready(waiting)).then_some(0);
+        let ready = first.filter(|waiting| self.can_serve() && !is_behind(self.replica.cut(), waiting)).map(|_| 0);
         [refuse, read, ready].into_iter().flatten().min()
     }
+}
+
+/// Whether the replica has not reached the head that this one waits for.
+fn is_behind(cut: Cut, (term, lead, _): &(u64, u64, Waiting)) -> bool {
+    (cut.term, cut.lead) < (*term, *lead)
+}
+
+fn pop_if<T>(queue: &mut VecDeque<T>, wanted: impl FnOnce(&T) -> bool) -> Option<T> {
+    if queue.front().is_some_and(wanted) { queue.pop_front() } else { None }
 }

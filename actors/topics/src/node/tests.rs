@@ -150,6 +150,33 @@ fn history_is_bounded_and_a_host_behind_it_gets_the_document() {
     assert!(matches!(bytes(1), Body::Part { .. }), "older than what is remembered");
 }
 
+#[test]
+fn another_controller_gets_what_came_since_the_lead_message_it_names() {
+    use crate::replica::CHAIN;
+    use groupcast_messages::{Answer, Ask, Body, TopicRef};
+    let mut node = leading();
+    let mut leads = Vec::new();
+    for number in 0..3 {
+        let effects = node.handle(Event::Propose(proposal(number + 1, vec![members(number as usize, 1)])), 100);
+        let Some(Effect::Publish(publish)) = effects.first() else { panic!("{effects:?}") };
+        let last = 3 + number * 2;
+        node.handle(Event::Published { batch: publish.batch, fate: Fate::Committed { last, count: 2 } }, 100);
+        leads.push(last - 1);
+    }
+    let got = |term: u64, held: Vec<(groupcast_policy::topic::TopicHash, u64)>| {
+        let chunks = node.replica().dump(&Ask { ask: 1, term, held }, 60_000);
+        let Ok(Answer::Chunk(chunk)) = Answer::decode(&chunks[0]) else { panic!() };
+        let continues = chunk.entries.iter().find(|entry| matches!((&entry.topic, &entry.body), (TopicRef::Asked(0), Body::Same)));
+        let named = chunk.entries.iter().filter(|entry| matches!(entry.topic, TopicRef::Named(_))).count();
+        (continues.map(|entry| entry.revision), named)
+    };
+    assert_eq!(got(1, vec![]), (None, 3));
+    assert_eq!(got(1, vec![(CHAIN, leads[1])]), (Some(leads[1]), 2), "the batch that the message leads comes after it");
+    assert_eq!(got(1, vec![(CHAIN, leads[2])]), (Some(leads[2]), 1));
+    assert_eq!(got(0, vec![(CHAIN, leads[1])]), (None, 3), "of another life of the stream");
+    assert_eq!(got(1, vec![(CHAIN, leads[2] + 9)]), (None, 3), "ahead of this one");
+}
+
 /// A replicated stream was seen to call every batch undecided for ever, after a purge had met a publish.
 #[test]
 fn a_stream_that_decides_nothing_gets_another_leader() {

@@ -30,6 +30,11 @@ struct Writer {
 
 impl Writer {
     fn publish(&mut self, edits: Vec<(Topic, Edit)>) -> Vec<Sent> {
+        self.publish_in(&[], edits)
+    }
+
+    /// In one batch, but so many together at a time.
+    fn publish_in(&mut self, wholes: &[usize], edits: Vec<(Topic, Edit)>) -> Vec<Sent> {
         let lead = groupcast_messages::Lead {
             term: self.term,
             since: 1,
@@ -41,7 +46,7 @@ impl Writer {
             incomplete: false,
             leader: String::new(),
         };
-        let proposal = Proposal { change: self.sequence, edits, ..Default::default() };
+        let proposal = Proposal { change: self.sequence, edits, wholes: wholes.into(), ..Default::default() };
         let batch = build(proposal, lead, 0, &self.replica, &self.followers).unwrap();
         let lead = self.sequence + 1;
         let published: Vec<PublishedDelta> = batch.published(lead);
@@ -188,6 +193,42 @@ fn deltas_during_a_fetch_are_applied_once() {
     desk.arrive(&after[0]);
     assert_eq!(desk.count("db"), 3);
     assert!(desk.agrees());
+}
+
+/// Changes that were merely published at the same time: none waits for another, each is there whole, and none overtakes.
+#[test]
+fn changes_of_one_batch_become_effective_one_by_one_and_in_order() {
+    let mut desk = Desk::joined();
+    let edits = vec![rules("web", &["db"]), members("cache", &[2]), members("db", &[2])];
+    let sent = desk.writer.publish_in(&[1, 2], edits);
+    assert_eq!(sent.iter().map(|sent| sent.topic.to_string()).collect::<Vec<_>>(), ["members.cache", "members.db"], "in order");
+    let sent = desk.writer.publish_in(&[1, 1], vec![members("db", &[3]), members("cache", &[3])]);
+    assert_eq!(sent[0].topic, members("db", &[]).0, "the order of the changes, not of the topics");
+    let mut desk = Desk::joined();
+    let edits = vec![members("db", &[2]), members("cache", &[2]), rules("web", &["web"])];
+    let sent = desk.writer.publish_in(&[1, 2], edits);
+    assert_eq!((commits(&desk.arrive(&sent[0])), desk.count("db")), (1, 2), "alone");
+    assert_eq!((commits(&desk.arrive(&sent[1])), desk.count("cache")), (0, 1), "its companion is missing");
+    let later = desk.writer.publish(vec![members("db", &[4])]);
+    assert_eq!((commits(&desk.arrive(&later[0])), desk.count("db")), (0, 2), "never before what came earlier");
+    let effects = desk.arrive(&sent[2]);
+    desk.settle(effects);
+    assert!(desk.agrees() && desk.count("cache") == 2 && desk.count("db") == 3);
+}
+
+/// What was lost of a batch is found although another part of it is in force.
+#[test]
+fn a_lost_change_is_repaired_though_a_later_one_of_its_batch_is_there() {
+    let mut desk = Desk::joined();
+    let sent = desk.writer.publish_in(&[1, 1], vec![members("db", &[2]), members("cache", &[2])]);
+    assert_eq!(commits(&desk.arrive(&sent[1])), 1);
+    let should = vec![(sent[0].topic.hash64(), sent[0].revision)];
+    let nudge = groupcast_messages::Nudge { cut: desk.writer.replica.cut(), should }.encode();
+    desk.reader.handle(Event::Nudge(&nudge), desk.now_ms);
+    let effects = desk.pass(100);
+    assert!(asks(&effects));
+    desk.settle(effects);
+    assert!(desk.agrees() && desk.count("db") == 2);
 }
 
 /// CASES E 11.

@@ -103,6 +103,8 @@ pub struct Outcome {
     pub crashes: u64,
     pub lives: u64,
     pub tallied: u64,
+    /// Batches of several changes that have nothing to do with each other.
+    pub divided: u64,
     /// How often the stream called everything undecided until it got another leader.
     pub stuck: u64,
 }
@@ -372,7 +374,9 @@ impl World {
         }
         self.outcome.tallied += u64::from(edits.len() > crate::LISTED_TOPICS_MAX);
         self.next_request += 1;
-        let proposal = Proposal { number: self.next_request, change: self.next_request, edits, ..Default::default() };
+        let wholes = self.script.divide(edits.len(), &mut self.random);
+        self.outcome.divided += u64::from(wholes.len() > 1 && edits.len() <= crate::LISTED_TOPICS_MAX);
+        let proposal = Proposal { number: self.next_request, change: self.next_request, edits, wholes, ..Default::default() };
         let effects = self.nodes[index].node.handle(node::Event::Propose(proposal), self.now_ms);
         self.node_effects(index, effects);
     }

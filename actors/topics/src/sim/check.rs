@@ -1,12 +1,13 @@
 //! What must never happen, checked at every state a host exposes, and what must be so in the end.
 
 use crate::Map;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-use groupcast_messages::{Cut, Delta, Lead};
+use groupcast_messages::{Companions, Cut, Delta, Lead};
 use groupcast_policy::doc::{Digest, Document};
 use groupcast_policy::needs::{Documents, needed};
-use groupcast_policy::topic::Topic;
+use groupcast_policy::topic::{Topic, TopicHash};
 
 use super::bus::World;
 use super::policy::host;
@@ -16,7 +17,8 @@ use crate::reader::Reader;
 #[derive(Debug)]
 struct Batch {
     lead: u64,
-    topics: Vec<(Topic, u64)>,
+    /// What becomes effective together, in order.
+    wholes: Vec<Vec<(Topic, u64)>>,
 }
 
 /// One life of the stream.
@@ -66,14 +68,31 @@ impl History {
             return Err(format!("the stream lives since term {}, the lead message says {}", life.since, lead.since));
         }
         (life.since, life.incomplete) = (lead.since, lead.incomplete);
-        let mut topics = Vec::new();
+        let mut wholes: Vec<Vec<(Topic, u64)>> = Vec::new();
+        // What the messages say belongs together; `None` for everything.
+        let mut together: Option<BTreeSet<TopicHash>> = Some(BTreeSet::new());
         for (index, (topic, payload)) in messages.iter().enumerate() {
             let revision = sequence + 1 + index as u64;
             let delta = Delta::decode(topic, payload).map_err(|error| format!("{topic}: a delta does not decode: {error}"))?;
             life.digests.insert((topic.clone(), revision), delta.digest);
-            topics.push((topic.clone(), revision));
+            let hash = topic.hash64();
+            let of = match &delta.companions {
+                Companions::Tallied => None,
+                Companions::Listed(companions) => Some(companions.iter().copied().chain([hash]).collect()),
+            };
+            let begun = wholes.last().is_some() && together.as_ref().is_none_or(|together| together.contains(&hash));
+            if begun && of != together {
+                return Err(format!("{topic} at {revision} has other companions than its companions have"));
+            }
+            if !begun {
+                wholes.push(Vec::new());
+            }
+            together = of;
+            if let Some(whole) = wholes.last_mut() {
+                whole.push((topic.clone(), revision));
+            }
         }
-        life.batches.push(Batch { lead: sequence, topics });
+        life.batches.push(Batch { lead: sequence, wholes });
         Ok(())
     }
 
@@ -130,21 +149,31 @@ impl History {
         }
         let mut latest: Map<&Topic, u64> = Map::default();
         for batch in &life.batches {
-            let (mut with, mut without) = (Vec::new(), Vec::new());
-            for (topic, revision) in &batch.topics {
-                if let Some((held, _)) = held.get(topic) {
-                    if held >= revision { with.push(topic) } else { without.push(topic) }
+            // Where the cut is this batch's own, its wholes are there up to one of them.
+            let mut last = None;
+            for (number, whole) in batch.wholes.iter().enumerate() {
+                let (mut with, mut without) = (Vec::new(), Vec::new());
+                for (topic, revision) in whole {
+                    if let Some((held, _)) = held.get(topic) {
+                        if held >= revision { with.push(topic) } else { without.push(topic) }
+                    }
                 }
-                if batch.lead <= cut.lead {
-                    latest.insert(topic, *revision);
+                if !with.is_empty() && !without.is_empty() {
+                    return Err(format!(
+                        "a change in the batch led by {} is exposed in part: {with:?} but not {without:?}, at {cut:?}",
+                        batch.lead
+                    ));
+                }
+                if !with.is_empty() {
+                    last = Some(number);
                 }
             }
-            if !with.is_empty() && !without.is_empty() {
-                return Err(format!(
-                    "the batch led by {} is exposed in part: {with:?} but not {without:?}, at {cut:?}",
-                    batch.lead
-                ));
-            }
+            let count = match batch.lead.cmp(&cut.lead) {
+                Ordering::Less => batch.wholes.len(),
+                Ordering::Equal => last.map_or(batch.wholes.len(), |last| last + 1),
+                Ordering::Greater => 0,
+            };
+            latest.extend(batch.wholes.iter().take(count).flatten().map(|(topic, revision)| (topic, *revision)));
         }
         if exact {
             for (topic, (revision, _)) in &held {

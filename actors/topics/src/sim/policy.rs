@@ -37,6 +37,12 @@ pub trait Script {
     /// Changes what is desired.
     fn change(&mut self, desired: &mut Map<Topic, Document>, random: &mut Random);
 
+    /// Which of so many edits become effective together, as lengths of runs; empty: all of them.
+    fn divide(&mut self, edits: usize, random: &mut Random) -> Vec<usize> {
+        let _ = (edits, random);
+        Vec::new()
+    }
+
     /// A host exposes another state, which is in force when this returns.
     fn committed(&mut self, host: usize, commit: &Commit, reader: &Reader) -> Result<(), String> {
         let _ = (host, commit, reader);
@@ -89,6 +95,20 @@ fn group(number: u64) -> GroupId {
 impl Script for Universe {
     fn hosts(&self) -> u64 {
         self.hosts
+    }
+
+    /// Half of the time each edit is taken for a change of its own, or for one with the next.
+    fn divide(&mut self, edits: usize, random: &mut Random) -> Vec<usize> {
+        if random.below(2) == 0 {
+            return Vec::new();
+        }
+        let (mut wholes, mut left) = (Vec::new(), edits);
+        while left > 0 {
+            let length = left.min(1 + random.below(3) as usize);
+            wholes.push(length);
+            left -= length;
+        }
+        wholes
     }
 
     /// Changes a few documents of `desired`, now and then very many at once.

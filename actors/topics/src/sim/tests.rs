@@ -47,6 +47,7 @@ fn campaign(seeds: std::ops::Range<u64>, ms: u64) {
         total.lives += outcome.lives;
         total.stuck += outcome.stuck;
         total.tallied += outcome.tallied;
+        total.divided += outcome.divided;
         total.batches += outcome.batches;
         total.commits += outcome.commits;
         total.crashes += outcome.crashes;
@@ -54,6 +55,6 @@ fn campaign(seeds: std::ops::Range<u64>, ms: u64) {
     }
     eprintln!("{total:?}");
     // A campaign in which nothing happened would prove nothing.
-    assert!(!many || (total.tallied > 100 && total.lives > 100 && total.crashes > 100 && total.leaders > 500), "{total:?}");
+    assert!(!many || (total.tallied > 100 && total.divided > 100 && total.lives > 100 && total.crashes > 100 && total.leaders > 500), "{total:?}");
     assert!(!many || total.stuck > 10, "{total:?}");
 }
