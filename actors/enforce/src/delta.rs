@@ -85,6 +85,36 @@ impl Table {
         self.take(transaction.clone())
     }
 
+    /// The same, all of it or nothing.
+    pub fn commit(&mut self, transaction: &Transaction) -> Result<(), Inconsistent> {
+        let is_of_set = |op: &Op| matches!(op, Op::AddSet { .. } | Op::DeleteSet { .. });
+        if transaction.anew || transaction.ops.iter().any(is_of_set) {
+            let mut table = self.clone();
+            table.apply(transaction)?;
+            *self = table;
+            return Ok(());
+        }
+        // Sets can be large and most transactions are about elements, of which everything that can be wrong is seen before.
+        let of_elements = |op: &&Op| matches!(op, Op::AddElements { .. } | Op::DeleteElements { .. });
+        for op in &transaction.ops {
+            if let Op::AddElements { set, elements, .. } | Op::DeleteElements { set, elements, .. } = op {
+                let held = self.sets.get(set).ok_or_else(|| Inconsistent { what: "set", name: set.clone() })?;
+                if std::mem::discriminant(&held.elements) != std::mem::discriminant(elements) {
+                    return Err(Inconsistent { what: "set of this kind", name: set.clone() });
+                }
+            }
+        }
+        if !transaction.ops.iter().all(|op| of_elements(&op)) {
+            let before = self.chains.clone();
+            let mut rules = transaction.ops.iter().filter(|op| !of_elements(op));
+            if let Err(wrong) = rules.try_for_each(|op| self.take_one(op.clone())) {
+                self.chains = before;
+                return Err(wrong);
+            }
+        }
+        transaction.ops.iter().filter(of_elements).try_for_each(|op| self.take_one(op.clone()))
+    }
+
     /// The same, where nobody needs the transaction afterwards.
     pub fn take(&mut self, transaction: Transaction) -> Result<(), Inconsistent> {
         if transaction.anew {

@@ -21,10 +21,7 @@ impl Enforcer for ModelKernel {
     type Error = Inconsistent;
 
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Inconsistent> {
-        let mut table = self.table.clone();
-        table.apply(transaction)?;
-        self.table = table;
-        Ok(())
+        self.table.commit(transaction)
     }
 
     fn read(&mut self) -> Result<Option<Table>, Inconsistent> {

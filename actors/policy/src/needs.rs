@@ -128,7 +128,10 @@ fn edit_edges(need: &Need, held: Option<&Content>, edit: &Edit, change: &mut imp
 }
 
 /// Topics in no order.
-pub type Topics = HashSet<Topic, foldhash::fast::RandomState>;
+pub type Topics = HashSet<Topic, foldhash::fast::FixedState>;
+
+/// What is in it comes from the one writer that everybody trusts: nobody crafts collisions who could not do worse.
+type Map<K, V> = HashMap<K, V, foldhash::fast::FixedState>;
 
 /// From scratch: all topics the host needs, as far as the documents known here tell.
 pub fn needed(host: &HostId, documents: &impl Documents) -> BTreeSet<Topic> {
@@ -137,7 +140,7 @@ pub fn needed(host: &HostId, documents: &impl Documents) -> BTreeSet<Topic> {
 
 /// The same without putting them in order, which costs more than finding them: a controller does this for every host that joins.
 pub fn needed_unordered(host: &HostId, documents: &impl Documents) -> Topics {
-    let mut seen: HashSet<Need, foldhash::fast::RandomState> = HashSet::default();
+    let mut seen: HashSet<Need, foldhash::fast::FixedState> = HashSet::default();
     let mut open = vec![Need::Host(host.clone())];
     while let Some(need) = open.pop() {
         if !seen.insert(need.clone()) {
@@ -160,13 +163,13 @@ pub struct NeedsChange {
 /// Incremental: reference counts over needs.
 #[derive(Debug, Clone)]
 pub struct Needs {
-    counts: HashMap<Need, u32>,
+    counts: Map<Need, u32>,
 }
 
 impl Needs {
     /// A host needs its own topic, whatever it says.
     pub fn of_host(host: &HostId) -> Self {
-        Self { counts: HashMap::from([(Need::Host(host.clone()), 1)]) }
+        Self { counts: Map::from_iter([(Need::Host(host.clone()), 1)]) }
     }
 
     pub fn wants(&self, topic: &Topic) -> bool {
@@ -272,8 +275,8 @@ impl Needs {
 /// Which hosts need which topics, for a whole fleet: the span of a change is the union over its topics.
 #[derive(Debug, Default)]
 pub struct Followers {
-    hosts: HashMap<HostId, Needs>,
-    by_topic: HashMap<Topic, BTreeSet<HostId>>,
+    hosts: Map<HostId, Needs>,
+    by_topic: Map<Topic, BTreeSet<HostId>>,
 }
 
 impl Followers {

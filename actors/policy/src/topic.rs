@@ -4,7 +4,7 @@ use std::fmt;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::ids::{AppId, GroupId, HostId, InvalidId, SpaceId};
+use crate::ids::{AppId, GroupId, HostId, ID_LEN_MAX, InvalidId, SpaceId};
 
 /// Where groups can be bound above the single workload.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,6 +30,23 @@ pub enum Topic {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TopicHash(pub u64);
 
+/// The longest token: a space or an app and its id.
+const TOKEN_LEN_MAX: usize = "scope.space.".len() + ID_LEN_MAX;
+
+struct Token {
+    bytes: [u8; TOKEN_LEN_MAX],
+    len: usize,
+}
+
+impl fmt::Write for Token {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let end = self.len + text.len();
+        self.bytes.get_mut(self.len..end).ok_or(fmt::Error)?.copy_from_slice(text.as_bytes());
+        self.len = end;
+        Ok(())
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidTopic {
     #[error("topic {0:?} has no kind that this version knows (scope, host, rules, members)")]
@@ -40,7 +57,12 @@ pub enum InvalidTopic {
 
 impl Topic {
     pub fn hash64(&self) -> TopicHash {
-        TopicHash(xxh3_64(self.to_string().as_bytes()))
+        // Of every topic of a host at every check: written where no memory has to be had for it.
+        let mut token = Token { bytes: [0; TOKEN_LEN_MAX], len: 0 };
+        match fmt::Write::write_fmt(&mut token, format_args!("{self}")) {
+            Ok(()) => TopicHash(xxh3_64(&token.bytes[..token.len])),
+            Err(_) => TopicHash(xxh3_64(self.to_string().as_bytes())),
+        }
     }
 
     pub fn parse(token: &str) -> Result<Self, InvalidTopic> {

@@ -140,12 +140,7 @@ type Whole = BTreeMap<Topic, (Edit, Digest)>;
 
 /// What becomes effective together, in order, without what changes nothing. If something is too large to be listed it is all one: a tally
 /// counts everything that a host must hold of the batch.
-fn wholes(
-    edits: Vec<(Topic, Edit)>,
-    lengths: &[usize],
-    resets: Vec<Topic>,
-    replica: &Replica,
-) -> Result<Vec<Whole>, Refused> {
+fn wholes(edits: Vec<(Topic, Edit)>, lengths: &[usize], resets: Vec<Topic>, replica: &Replica) -> Result<Vec<Whole>, Refused> {
     let mut ends = lengths.iter().scan(0usize, |end, length| {
         *end = end.saturating_add(*length);
         Some(*end)
@@ -173,14 +168,13 @@ fn wholes(
             whole.insert(topic, (edit, digest));
         }
     }
-    if !resets.is_empty() || wholes.iter().any(|whole| whole.len() > LISTED_TOPICS_MAX) {
+    if wholes.iter().any(|whole| whole.len() > LISTED_TOPICS_MAX) {
         wholes = vec![wholes.into_iter().flatten().collect()];
     }
-    if let Some(whole) = wholes.last_mut() {
-        for topic in resets {
-            let digest = replica.digest(&topic);
-            whole.entry(topic).or_insert((Edit::Reset, digest));
-        }
+    // They change nothing, so there is nothing that they could be a part of.
+    for topic in resets.into_iter().filter(|topic| !seen.contains(topic)) {
+        let digest = replica.digest(&topic);
+        wholes.push([(topic, (Edit::Reset, digest))].into());
     }
     wholes.retain(|whole| !whole.is_empty());
     Ok(wholes)

@@ -10,7 +10,7 @@ use groupcast_messages::{
 };
 use groupcast_policy::doc::{Digest, Document, Edit};
 use groupcast_policy::ids::HostId;
-use groupcast_policy::needs::{Documents, needed, needed_unordered};
+use groupcast_policy::needs::{Documents, needed_unordered};
 use groupcast_policy::topic::{Topic, TopicHash};
 
 /// Deltas kept per topic: a host that missed more gets the document.
@@ -219,8 +219,9 @@ impl Replica {
             };
             let kept = topic.and_then(|topic| self.topics.get(topic)).unwrap_or(&absent);
             let reference = TopicRef::Asked(index as u32);
+            let same = *held != 0 && ask.digests.get(index).is_some_and(|digest| *digest == kept.document.digest());
             let held = if comparable { *held } else { 0 };
-            if held != 0 && held == kept.revision {
+            if same || (held != 0 && held == kept.revision) {
                 writer.push_same(reference, is_needed, kept.revision);
             } else if let Some(past) = (held != 0).then(|| kept.after(held)).flatten() {
                 writer.push_deltas(reference, is_needed, kept.revision, &past);
@@ -252,12 +253,13 @@ impl Replica {
     }
 
     pub fn compare(&self, host: &HostId, check: &EntropyCheck) -> EntropyAnswer {
-        let revisions: Vec<(TopicHash, u64)> =
-            needed(host, self).iter().map(|topic| (topic.hash64(), self.revision(topic))).collect();
+        let mut revisions: Vec<(TopicHash, u64)> =
+            needed_unordered(host, self).iter().map(|topic| (topic.hash64(), self.revision(topic))).collect();
         let hash = revisions.iter().fold(0u64, |sum, (topic, revision)| sum.wrapping_add(entropy_item(*topic, *revision)));
         if check.term >= self.since && check.topics as usize == revisions.len() && check.hash == hash {
             return EntropyAnswer::Equal { cut: self.cut };
         }
+        revisions.sort_unstable();
         let truncated = revisions.len() > ENTROPY_TOPICS_MAX || check.term < self.since;
         let revisions = if truncated { Vec::new() } else { revisions };
         EntropyAnswer::Differs { cut: self.cut, revisions, truncated }

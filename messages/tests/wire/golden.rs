@@ -288,9 +288,18 @@ fn lead() {
 
 #[test]
 fn ask() {
-    let ask = Ask { ask: 5, term: 3, held: vec![(TopicHash(2), 0), (TopicHash(1), 300)] };
+    let held = vec![(TopicHash(2), 0), (TopicHash(1), 300)];
+    let digests = vec![Digest::ABSENT, Digest(9)];
     same(
-        ask,
+        Ask { ask: 5, term: 3, held: held.clone(), digests },
+        Ask::encode,
+        Ask::decode,
+        "86 a176 01 a171 05 a174 03
+         a168 c410 0000000000000002 0000000000000001 a172 c403 00 ac02
+         a164 c410 0000000000000000 0000000000000009    # d: what is held, where a revision may mean nothing",
+    );
+    same(
+        Ask { ask: 5, term: 3, held, digests: vec![] },
         Ask::encode,
         Ask::decode,
         "85 a176 01

@@ -35,7 +35,7 @@ fn revisions(count: usize) -> Vec<(TopicHash, u64)> {
 
 #[test]
 fn topics_with_revisions() {
-    bounded(ASK_TOPICS_MAX, |n| Ask::decode(&Ask { ask: 1, term: 1, held: revisions(n) }.encode()));
+    bounded(ASK_TOPICS_MAX, |n| Ask::decode(&Ask { ask: 1, term: 1, held: revisions(n), digests: vec![Digest(7); n] }.encode()));
     bounded(ACK_TOPICS_MAX, |n| Ack::decode(&Ack { term: 1, state: HostState::Enforcing, reached: revisions(n) }.encode()));
     bounded(NUDGE_TOPICS_MAX, |n| Nudge::decode(&Nudge { cut: CUT, should: revisions(n) }.encode()));
     bounded(ENTROPY_TOPICS_MAX, |n| {

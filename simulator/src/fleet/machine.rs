@@ -138,9 +138,12 @@ impl Machine {
             return stranger;
         }
         let document = members[self.random.next() as usize % members.len()];
-        let first =
-            document.members().and_then(|members| members.v4.iter().nth(self.random.next() as usize % members.v4.len().max(1)));
-        first.map_or(stranger, |bits| IpAddr::V4(Ipv4Addr::from_bits(*bits)))
+        // Somewhere between the first and the last, without walking there: a group can be large.
+        let v4 = document.members().map(|members| &members.v4);
+        let ends = v4.and_then(|v4| Some((*v4.first()?, *v4.last()?)));
+        let somewhere = ends.map(|(first, last)| first + (self.random.next() % (u64::from(last - first) + 1)) as u32);
+        let found = v4.zip(somewhere).and_then(|(v4, from)| v4.range(from..).next());
+        found.map_or(stranger, |bits| IpAddr::V4(Ipv4Addr::from_bits(*bits)))
     }
 }
 

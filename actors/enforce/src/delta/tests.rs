@@ -34,6 +34,40 @@ proptest! {
     }
 }
 
+fn any_op() -> impl Strategy<Value = Op> {
+    let name = |number: u8| Name::from(format!("n{number}"));
+    let elements = |four: bool, number: u32| match four {
+        true => Elements::V4([number].into()),
+        false => Elements::V6([u128::from(number)].into()),
+    };
+    prop_oneof![
+        1 => (0..3u8).prop_map(move |n| Op::AddSet { set: name(n), kind: SetKind::V4 }),
+        1 => (0..3u8).prop_map(move |n| Op::DeleteSet { set: name(n) }),
+        6 => (0..3u8, any::<bool>(), 0..4u32).prop_map(move |(n, four, e)| Op::AddElements { set: name(n), kind: SetKind::V4, elements: elements(four || e > 0, e) }),
+        3 => (0..3u8, 0..4u32).prop_map(move |(n, e)| Op::DeleteElements { set: name(n), kind: SetKind::V4, elements: elements(true, e) }),
+        3 => (0..3u8, 0..2usize).prop_map(move |(n, at)| Op::AddRule { chain: name(n), at, rule: rule(n) }),
+        1 => (0..3u8).prop_map(move |n| Op::AddChain { chain: name(n), base: None }),
+        1 => (0..3u8, 0..2usize).prop_map(move |(n, at)| Op::DeleteRule { chain: name(n), at }),
+    ]
+}
+
+proptest! {
+    /// What the kernel does, and what it leaves alone when it does not.
+    #[test]
+    fn a_commit_is_all_or_nothing(transactions in prop::collection::vec(prop::collection::vec(any_op(), 1..5), 1..20)) {
+        let mut table = Table::default();
+        for ops in transactions {
+            let transaction = Transaction { anew: false, ops };
+            let mut expected = table.clone();
+            let outcome = expected.apply(&transaction).map(|()| expected);
+            let before = table.clone();
+            let found = table.commit(&transaction);
+            prop_assert_eq!(found.is_ok(), outcome.is_ok());
+            prop_assert_eq!(&table, &outcome.unwrap_or(before));
+        }
+    }
+}
+
 #[test]
 fn what_is_not_there_is_named() {
     let mut table = Table::default();

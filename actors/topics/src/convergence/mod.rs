@@ -23,9 +23,9 @@ use groupcast_messages::{Ack, Cut, HostState};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::topic::{Topic, TopicHash};
 
+use crate::Map;
 use crate::batch::spread_ms;
 use crate::node::Committed;
-use crate::Map;
 use batch::{Batch, Form, Forming, Reached, Row, revision};
 use progress::Times;
 pub use progress::{Progress, Summary, Why};

@@ -36,7 +36,7 @@ fn first_sequence(term: u64) -> u64 {
 }
 
 /// Seventeen years at two thousand messages a second.
-const SEQUENCES_PER_LIFE: u64 = 1 << 40;
+pub(crate) const SEQUENCES_PER_LIFE: u64 = 1 << 40;
 
 /// What a candidate finds the stream to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -231,7 +231,7 @@ impl Node {
         let sound = cut != Cut::default() && self.serve.pending_resets.is_empty() && !self.serve.hold_until_published;
         let held = if sound && !self.follow.unfit { vec![(CHAIN, cut.lead)] } else { Vec::new() };
         self.follow.state = State::Fetching { ask, sent_ms: now_ms, parts: Parts::default() };
-        self.out.push(Effect::AskReplica(Ask { ask, term: cut.term, held }.encode()));
+        self.out.push(Effect::AskReplica(Ask { ask, term: cut.term, held, digests: Vec::new() }.encode()));
     }
 
     pub(super) fn peer_answered(&mut self, payload: &[u8], now_ms: u64) {

@@ -14,6 +14,7 @@ mod serve;
 mod tests;
 
 use crate::Map;
+pub(crate) use claim::SEQUENCES_PER_LIFE;
 use groupcast_messages::{Cut, Lead};
 use groupcast_policy::doc::Document;
 use groupcast_policy::ids::HostId;
@@ -63,7 +64,7 @@ impl Default for Settings {
             retry_ms: 5,
             gap_wait_ms: 100,
             lag_wait_ms: 500,
-            serve_wait_ms: 1_000,
+            serve_wait_ms: 1_500,
             chunk_bytes_max: ANSWER_CHUNK_BYTES,
         }
     }

@@ -9,7 +9,7 @@ use super::{Effect, Fate, Incident, Node, Publish};
 use crate::BATCH_MESSAGES_MAX;
 use crate::batch::{Outgoing, build};
 
-/// Topics reset with one batch when the stream is rebuilt; each host of the span gets one message besides.
+/// Topics reset with one batch when the stream is rebuilt: whoever waits for the first of them need not wait for all.
 const RESET_TOPICS_MAX: usize = BATCH_MESSAGES_MAX / 2;
 
 impl Node {

@@ -84,7 +84,7 @@ fn waiting_changes_are_bounded() {
 fn waiting_requests_are_bounded() {
     let mut node = leading();
     let host = HostId::new("h").unwrap();
-    let ask = |ask| groupcast_messages::Ask { ask, term: 0, held: Vec::new() }.encode();
+    let ask = |ask| groupcast_messages::Ask { ask, ..Default::default() }.encode();
     for id in 0..serve::REQUESTS_MAX as u64 {
         let effects = node.handle(Event::Request { id, request: Request::Snapshot { host: host.clone(), payload: ask(1) } }, 100);
         assert!(!effects.iter().any(|effect| matches!(effect, Effect::Reply { .. })));
@@ -98,7 +98,7 @@ fn waiting_requests_are_bounded() {
 fn a_request_waits_for_the_head_it_may_not_be_older_than() {
     let mut node = leading();
     let host = HostId::new("h").unwrap();
-    let payload = groupcast_messages::Ask { ask: 1, term: 0, held: Vec::new() }.encode();
+    let payload = groupcast_messages::Ask { ask: 1, ..Default::default() }.encode();
     node.handle(Event::Propose(proposal(1, vec![members(0, 1)])), 100);
     let effects = node.handle(Event::Request { id: 5, request: Request::Snapshot { host, payload } }, 101);
     assert!(effects.iter().any(|effect| matches!(effect, Effect::ReadHead)));
@@ -139,7 +139,7 @@ fn history_is_bounded_and_a_host_behind_it_gets_the_document() {
         revisions.push(sequence);
     }
     let bytes = |held: u64| {
-        let ask = groupcast_messages::Ask { ask: 1, term: 1, held: vec![(topic.hash64(), held)] };
+        let ask = groupcast_messages::Ask { ask: 1, term: 1, held: vec![(topic.hash64(), held)], digests: vec![] };
         let chunks = node.replica().answer(&HostId::new("h").unwrap(), &ask, 60_000);
         let Ok(groupcast_messages::Answer::Chunk(chunk)) = groupcast_messages::Answer::decode(&chunks[0]) else { panic!() };
         chunk.entries.into_iter().find(|entry| !matches!(entry.topic, groupcast_messages::TopicRef::Named(_))).unwrap().body
@@ -164,9 +164,10 @@ fn another_controller_gets_what_came_since_the_lead_message_it_names() {
         leads.push(last - 1);
     }
     let got = |term: u64, held: Vec<(groupcast_policy::topic::TopicHash, u64)>| {
-        let chunks = node.replica().dump(&Ask { ask: 1, term, held }, 60_000);
+        let chunks = node.replica().dump(&Ask { ask: 1, term, held, digests: vec![] }, 60_000);
         let Ok(Answer::Chunk(chunk)) = Answer::decode(&chunks[0]) else { panic!() };
-        let continues = chunk.entries.iter().find(|entry| matches!((&entry.topic, &entry.body), (TopicRef::Asked(0), Body::Same)));
+        let continues =
+            chunk.entries.iter().find(|entry| matches!((&entry.topic, &entry.body), (TopicRef::Asked(0), Body::Same)));
         let named = chunk.entries.iter().filter(|entry| matches!(entry.topic, TopicRef::Named(_))).count();
         (continues.map(|entry| entry.revision), named)
     };

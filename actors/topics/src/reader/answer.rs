@@ -45,27 +45,29 @@ struct Item {
 }
 
 enum News {
-    Same,
+    /// What was held when the request was made.
+    Same(Option<Digest>),
     Deltas(Vec<Past>),
     Document(Document),
 }
 
 /// Joins the parts of documents that were split over chunks.
-fn items(asked: &[Topic], assembly: Assembly) -> Result<(Cut, Map<Topic, Item>), &'static str> {
+fn items(asked: &[Topic], digests: &[Digest], assembly: Assembly) -> Result<(Cut, Map<Topic, Item>), &'static str> {
     let mut items: Map<Topic, Item> = Map::default();
     let mut open: Map<Topic, (Document, Digest)> = Map::default();
     let mut cut = Cut { term: 0, lead: 0 };
     for chunk in assembly.chunks.into_values() {
         cut = chunk.cut;
         for entry in chunk.entries {
-            let topic = match entry.topic {
-                TopicRef::Named(topic) => topic,
+            let (topic, digest) = match entry.topic {
+                TopicRef::Named(topic) => (topic, None),
                 TopicRef::Asked(index) => {
-                    asked.get(index as usize).cloned().ok_or("an entry refers to nothing that was asked")?
+                    let topic = asked.get(index as usize).cloned().ok_or("an entry refers to nothing that was asked")?;
+                    (topic, digests.get(index as usize).copied())
                 }
             };
             let news = match entry.body {
-                Body::Same => News::Same,
+                Body::Same => News::Same(digest),
                 Body::Deltas(past) => News::Deltas(past),
                 Body::Part { digest, last, edit } => {
                     if !edit.fits(&topic) {
@@ -153,7 +155,7 @@ impl Reader {
     }
 
     fn take_in(&mut self, ask: InFlight, now_ms: u64) -> Result<(), &'static str> {
-        let (cut, items) = items(&ask.asked, ask.assembly)?;
+        let (cut, items) = items(&ask.asked, &ask.digests, ask.assembly)?;
         if cut.term < self.term() {
             return Err("it is of a term that is over");
         }
@@ -198,7 +200,17 @@ impl Reader {
             return Ok(());
         }
         match news {
-            News::Same => {}
+            News::Same(digest) => {
+                let held = self.repair.staged.get(&topic).or_else(|| self.held.0.get(&topic));
+                if let Some(held) = held.filter(|held| held.revision != revision) {
+                    // Another revision of the same content: of a stream that had to be filled again, most likely.
+                    if digest != Some(held.document.digest()) {
+                        return Err("it calls something the same that is not held");
+                    }
+                    let document = held.document.clone();
+                    self.repair.staged.insert(topic, Held { document, revision });
+                }
+            }
             News::Document(document) => {
                 self.repair.staged.insert(topic, Held { document, revision });
             }

@@ -9,6 +9,7 @@ use groupcast_policy::needs::{Documents, Needs};
 use groupcast_policy::topic::Topic;
 
 use crate::batch::SPREAD_MS_MAX;
+use crate::node::SEQUENCES_PER_LIFE;
 
 use super::{Commit, Effect, Incident, PENDING_DELTAS_MAX, Reader, Store};
 
@@ -26,7 +27,7 @@ pub(super) struct Batch {
     deltas: BTreeMap<Topic, Arrived>,
     /// The host asked because of this batch; it does not ask for it again before the answer.
     asked: bool,
-    /// Only an answer can move it on: what arrives for later batches need not look at it again.
+    /// Only an answer can move it on: what arrives later need not look at it again.
     blocked: bool,
     overdue: bool,
 }
@@ -108,7 +109,7 @@ impl Reader {
             self.report(Incident::TooManyPending);
             return self.want_ask_again(now_ms);
         }
-        if self.batches.first_key_value().is_some_and(|(first, batch)| *first != cut && batch.blocked) {
+        if self.batches.first_key_value().is_some_and(|(_, batch)| batch.blocked) {
             return;
         }
         self.advance(now_ms);
@@ -170,7 +171,9 @@ impl Reader {
         if self.is_surely_incomplete(batch) {
             return Judgement::Incomplete;
         }
-        let (mut covered, mut restarted) = (0, false);
+        // Of another life of the stream nothing may remain, also where this batch continues what was never published before.
+        let life = |cut: Cut| cut.lead / SEQUENCES_PER_LIFE;
+        let (mut covered, mut restarted) = (0, self.cut.is_some_and(|own| life(own) != life(cut)));
         for (topic, arrived) in &batch.deltas {
             let Some(held) = self.held.0.get(topic) else { return Judgement::Unsynced };
             if cut.term == self.term() && arrived.revision <= held.revision {

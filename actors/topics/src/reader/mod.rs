@@ -46,6 +46,7 @@ pub struct Settings {
     pub entropy_min_ms: u64,
     pub entropy_max_ms: u64,
     pub entropy_settle_ms: u64,
+    /// Longer than a busy controller lets a request wait before it refuses: what is given up too early is answered in vain.
     pub ask_timeout_ms: u64,
     /// Spread of the requests that many hosts make for one reason at one moment.
     pub ask_jitter_ms: u64,

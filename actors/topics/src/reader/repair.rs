@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use groupcast_messages::Ask;
+use groupcast_policy::doc::Digest;
 use groupcast_policy::topic::Topic;
 
 use super::answer::Assembly;
@@ -20,6 +21,8 @@ pub(super) struct InFlight {
     pub sent_ms: u64,
     /// In the order of the request; answers refer to it by index.
     pub asked: Vec<Topic>,
+    /// What was held of them then, if anything.
+    pub digests: Vec<Digest>,
     pub assembly: Assembly,
 }
 
@@ -94,18 +97,26 @@ impl Reader {
         self.repair.last_number = self.repair.last_number.wrapping_add(1);
         let number = self.repair.last_number;
         let topics: BTreeSet<&Topic> = self.subscribed.keys().collect();
-        let held = topics.iter().map(|topic| (topic.hash64(), self.revision_to_ask_from(topic))).collect();
+        let (held, digests): (Vec<_>, Vec<Digest>) = topics
+            .iter()
+            .map(|topic| {
+                let (revision, digest) = self.to_ask_from(topic);
+                ((topic.hash64(), revision), digest)
+            })
+            .unzip();
+        // Whoever holds nothing has nothing to say about it.
+        let digests = if held.iter().all(|(_, revision)| *revision == 0) { Vec::new() } else { digests };
         let asked = topics.into_iter().cloned().collect();
-        self.repair.in_flight = Some(InFlight { number, sent_ms: now_ms, asked, assembly: Assembly::default() });
-        self.out.push(Effect::Ask(Ask { ask: number, term: self.term(), held }.encode()));
+        let ask = Ask { ask: number, term: self.term(), held, digests };
+        self.out.push(Effect::Ask(ask.encode()));
+        self.repair.in_flight =
+            Some(InFlight { number, sent_ms: now_ms, asked, digests: ask.digests, assembly: Assembly::default() });
     }
 
     /// 0 where the content is unknown or not trusted: the whole document is wanted then.
-    fn revision_to_ask_from(&self, topic: &Topic) -> u64 {
-        if self.distrusted.contains(topic) {
-            return 0;
-        }
-        let staged = self.repair.staged.get(topic).map(|staged| staged.revision);
-        staged.or_else(|| self.held.revision(topic)).unwrap_or(0)
+    fn to_ask_from(&self, topic: &Topic) -> (u64, Digest) {
+        let held = self.repair.staged.get(topic).or_else(|| self.held.0.get(topic));
+        let trusted = held.filter(|_| !self.distrusted.contains(topic));
+        trusted.map_or((0, Digest::ABSENT), |held| (held.revision, held.document.digest()))
     }
 }

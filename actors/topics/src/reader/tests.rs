@@ -216,6 +216,41 @@ fn changes_of_one_batch_become_effective_one_by_one_and_in_order() {
     assert!(desk.agrees() && desk.count("cache") == 2 && desk.count("db") == 3);
 }
 
+/// A stream that had to be filled again has other revisions of the same contents: they are adopted, and nothing is fetched.
+#[test]
+fn what_is_the_same_in_another_life_of_the_stream_is_not_fetched() {
+    let mut desk = Desk::joined();
+    let before: Vec<(Topic, Document)> = desk.reader.documents().map(|(t, d)| (t.clone(), d.clone())).collect();
+    let documents: Vec<_> = before.iter().enumerate().map(|(i, (t, d))| (t.clone(), 900 + i as u64, d.clone())).collect();
+    desk.writer.replica = Replica::restore(Cut { term: 5, lead: 899 }, 5, documents);
+    desk.writer.term = 5;
+    desk.writer.sequence = 2_000;
+    let sent = desk.writer.publish(vec![members("db", &[7])]);
+    desk.reader.handle(Event::Disconnected, desk.now_ms);
+    let mut effects = desk.reader.handle(Event::Connected, desk.now_ms);
+    let flushes = effects.iter().filter_map(|effect| if let Effect::Flush(number) = effect { Some(*number) } else { None });
+    let flush = flushes.max().unwrap();
+    effects.extend(desk.reader.handle(Event::Flushed(flush), desk.now_ms));
+    effects.extend(desk.pass(100));
+    let Some(Effect::Ask(payload)) = effects.iter().find(|effect| matches!(effect, Effect::Ask(_))) else {
+        panic!("{effects:?}")
+    };
+    let ask = Ask::decode(payload).unwrap();
+    let chunks = desk.writer.replica.answer(&desk.reader.host, &ask, 60_000);
+    let Ok(groupcast_messages::Answer::Chunk(chunk)) = groupcast_messages::Answer::decode(&chunks[0]) else { panic!() };
+    let same = chunk.entries.iter().filter(|entry| matches!(entry.body, groupcast_messages::Body::Same)).count();
+    assert_eq!(
+        (same, chunk.entries.len()),
+        (before.len() - 2, before.len()),
+        "all but the one that changed and the one that never was"
+    );
+    let effects = desk.reader.handle(Event::Answer(&chunks[0]), desk.now_ms);
+    assert_eq!(commits(&effects), 1);
+    assert!(desk.agrees() && desk.count("db") == 2 && desk.reader.revision(&sent[0].topic) == Some(sent[0].revision));
+    let later = desk.writer.publish(vec![members("cache", &[9])]);
+    assert_eq!((commits(&desk.arrive(&later[0])), desk.count("cache")), (1, 2), "deltas go on from there");
+}
+
 /// What was lost of a batch is found although another part of it is in force.
 #[test]
 fn a_lost_change_is_repaired_though_a_later_one_of_its_batch_is_there() {

@@ -55,6 +55,9 @@ fn campaign(seeds: std::ops::Range<u64>, ms: u64) {
     }
     eprintln!("{total:?}");
     // A campaign in which nothing happened would prove nothing.
-    assert!(!many || (total.tallied > 100 && total.divided > 100 && total.lives > 100 && total.crashes > 100 && total.leaders > 500), "{total:?}");
+    assert!(
+        !many || (total.tallied > 100 && total.divided > 100 && total.lives > 100 && total.crashes > 100 && total.leaders > 500),
+        "{total:?}"
+    );
     assert!(!many || total.stuck > 10, "{total:?}");
 }

@@ -51,7 +51,11 @@ pub fn message(random: &mut Random, decoder: Decoder) -> Message {
             incomplete: random.chance(2),
             leader: text(random, 64),
         }),
-        Decoder::Ask => Message::Ask(Ask { ask: random.small(), term: random.number(), held: revisions(random) }),
+        Decoder::Ask => {
+            let (ask, term, held) = (random.small(), random.number(), revisions(random));
+            let known = if random.number() % 2 == 0 { held.len() } else { 0 };
+            Message::Ask(Ask { ask, term, held, digests: (0..known).map(|_| Digest(random.number())).collect() })
+        }
         Decoder::Answer => Message::Answer(answer(random)),
         Decoder::Ack => Message::Ack(Ack { term: random.number(), state: state(random), reached: revisions(random) }),
         Decoder::EntropyCheck => {

@@ -168,7 +168,7 @@ impl Fetcher {
         let (answers, subject, payload) = match way {
             Way::SnapshotService => {
                 let held = topics.iter().map(|topic| (topic.hash64(), 0)).collect();
-                (subjects::answers(&host), subjects::snap(&host), Ask { ask: 1, term: 0, held }.encode())
+                (subjects::answers(&host), subjects::snap(&host), Ask { ask: 1, held, ..Ask::default() }.encode())
             }
             Way::Bare(_) => (subjects::answers(&host), subjects::snap(&host), Vec::new()),
             Way::DirectGet => {
