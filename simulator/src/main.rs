@@ -6,10 +6,6 @@ use groupcast_simulator::bench::{self, Bench};
 use groupcast_simulator::fake::command as fake;
 use groupcast_simulator::{explore, fleet};
 
-/// The system's allocator took a fifth of the processor time of ten thousand hosts and their controllers, and kept half as much memory again.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Fleets of simulated hosts, faults and benchmarks for groupcast.
 #[derive(Parser)]
 #[command(name = "groupcast-sim", version)]

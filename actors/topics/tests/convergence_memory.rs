@@ -87,6 +87,14 @@ fn ten_thousand_hosts_and_a_thousand_changes_in_flight_fit() {
     };
     measure("parts of 32 topics", 96 * MIB, parts, |_| ack((0..32).map(|i| (TopicHash(i), last + i)).collect()));
 
+    // A thousand changes published together, of ten hosts each: every host is concerned by one of them.
+    let many = |number: u64, hosts: &[HostId]| {
+        let topics: Vec<(TopicHash, u64)> = (0..1_000).map(|i| (TopicHash(i), lead(number) + 1 + i)).collect();
+        let span = hosts.iter().enumerate().map(|(at, host)| (host.clone(), vec![topics[at / 10]])).collect();
+        committed(number, topics.clone(), span)
+    };
+    measure("a thousand changes each", 112 * MIB, many, |_| ack((0..1_000).map(|i| (TopicHash(i), u64::MAX / 2)).collect()));
+
     // More topics than can be listed: a message to each host in every batch.
     let own = |host: &HostId| Topic::Host(host.clone()).hash64();
     let tallied = |number: u64, hosts: &[HostId]| {
@@ -94,7 +102,7 @@ fn ten_thousand_hosts_and_a_thousand_changes_in_flight_fit() {
         let message = |at: usize, host: &HostId| (own(host), lead(number) + 41 + at as u64);
         let span = hosts.iter().enumerate().map(|(at, host)| (host.clone(), vec![message(at, host)])).collect();
         topics.extend(hosts.iter().enumerate().map(|(at, host)| message(at, host)));
-        committed(number, topics, span)
+        Committed { tallied: true, ..committed(number, topics, span) }
     };
     measure("a message to each host", 96 * MIB, tallied, |host| ack(vec![(own(host), u64::MAX / 2)]));
 }

@@ -286,8 +286,8 @@ async fn hot_writer(desk: Arc<Desk>, mut part: Part, share: Share, mut random: R
             desk.hot_ms.lock().unwrap_or_else(PoisonError::into_inner).push(took);
         }
         if alone && desk.shared.connected.load(Ordering::Relaxed) as usize == hosts {
-            // Acknowledgements come in meanwhile.
-            tokio::time::sleep_until((next + pause.mul_f64(0.6)).max(tokio::time::Instant::now() + pause.mul_f64(0.2))).await;
+            // After the change, and before hosts acknowledge it: the bus is as quiet as it was for the change.
+            tokio::time::sleep_until((next + pause.mul_f64(0.3)).max(tokio::time::Instant::now() + pause.mul_f64(0.05))).await;
             if let Err(error) = desk.raw_round().await {
                 say(format_args!("no more plain messages: {error}"));
                 alone = false;

@@ -4,14 +4,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use futures::{StreamExt, TryStreamExt};
 use groupcast_bus_config::accounts::Role;
-use groupcast_bus_config::{connect, streams};
+use groupcast_bus_config::{connect, streams, subjects};
 use groupcast_control::catalog::Catalog;
 use groupcast_control::change::{Change, Expected, Write};
 use groupcast_control::document::Document;
 use groupcast_control::registry::Registry;
+use groupcast_messages::Lead;
 use groupcast_policy::compiler::Compiler;
 use groupcast_policy::ids::HostId;
 use groupcast_policy::model::{Event, Group};
@@ -35,7 +36,7 @@ use crate::bench::{bus, say};
 
 /// Groups written in one change when a run is prepared.
 const GROUPS_PER_CHANGE: usize = 1_000;
-const REGISTERING_MAX: usize = 64;
+const REGISTERING_MAX: usize = 512;
 const SYNCED_WITHIN: Duration = Duration::from_secs(600);
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 /// Descriptors beside the hosts' own.
@@ -71,7 +72,19 @@ impl Stage {
         let arguments = source.as_ref().map(|source| source.arguments()).unwrap_or_default();
         let mut processes = Processes::new(server, options.groupcast.clone(), scenario.lease, arguments);
         (0..scenario.controllers).try_for_each(|_| processes.add_controller())?;
+        let mut leads = client.subscribe(subjects::LEAD_READ).await?;
         let written = publish(&world, &client).await?;
+        let last = written.iter().map(|written| written.revision).max().unwrap_or(0);
+        say("waiting until it is published");
+        let published = async {
+            while let Some(message) = leads.next().await {
+                if Lead::decode(&message.payload).is_ok_and(|lead| lead.catalog >= last) {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(SYNCED_WITHIN, published).await.context("nobody publishes what was written")?;
+        drop(leads);
 
         let changes = scenario.phase.iter().map(|phase| f64::from(phase.changes_per_s()) * phase.duration.as_secs_f64());
         // Each takes two: one with a rule of its own, one without.
@@ -276,6 +289,13 @@ async fn until(hosts: usize, within: Duration, what: &str, count: impl Fn() -> u
 /// Writes what there is before the run begins.
 async fn publish(world: &Arc<World>, client: &async_nats::Client) -> anyhow::Result<Vec<Written>> {
     say(format_args!("writing {} groups and {} workloads", world.groups.len(), world.hosts.len()));
+    // Workloads first: a group that finds its workloads there is published once, one that they come to is published for each of them.
+    let registry = Registry::shared(client.clone(), &tokio::runtime::Handle::current());
+    futures::stream::iter(0..world.hosts.len())
+        .map(|host| load::register(&registry, world, host, false))
+        .buffer_unordered(REGISTERING_MAX)
+        .try_for_each(|_| async { Ok(()) })
+        .await?;
     let catalog = Catalog::new(client.clone());
     let mut written = Vec::with_capacity(world.groups.len());
     for first in (0..world.groups.len()).step_by(GROUPS_PER_CHANGE) {
@@ -286,12 +306,6 @@ async fn publish(world: &Arc<World>, client: &async_nats::Client) -> anyhow::Res
         let revisions = catalog.write(&change, None).await?.revisions;
         written.extend(groups.into_iter().zip(revisions).map(|(group, revision)| Written { revision, mark: 0, group }));
     }
-    let registry = Registry::new(client.clone());
-    futures::stream::iter(0..world.hosts.len())
-        .map(|host| load::register(&registry, world, host, false))
-        .buffer_unordered(REGISTERING_MAX)
-        .try_for_each(|_| async { Ok(()) })
-        .await?;
     Ok(written)
 }
 

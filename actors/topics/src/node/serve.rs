@@ -12,6 +12,9 @@ use crate::replica::refuse;
 /// Requests that may wait for the head.
 pub const REQUESTS_MAX: usize = 65_536;
 
+/// So many times as long as usual requests wait while a lost stream is filled again.
+const FILLING_WAITS: u64 = 10;
+
 /// Pause after a read of the head that told nothing.
 const READ_RETRY_MS: u64 = 50;
 
@@ -95,6 +98,13 @@ impl Node {
         }
     }
 
+    /// How long a request may wait. While a lost stream is filled again no controller can answer, and a fleet that is refused asks again and
+    /// again: then they wait here, one request of each host.
+    fn serve_wait_ms(&self) -> u64 {
+        let filling = self.serve.hold_until_published || self.follow.incomplete;
+        if filling { self.settings.serve_wait_ms * FILLING_WAITS } else { self.settings.serve_wait_ms }
+    }
+
     /// A stream that lacks topics must not make hosts forget them.
     fn can_serve(&self) -> bool {
         self.follow.is_synced() && !self.serve.hold_until_published && !self.follow.incomplete
@@ -151,7 +161,7 @@ impl Node {
 
     pub(super) fn tick_serve(&mut self, now_ms: u64) {
         self.serve_advanced();
-        let limit = self.settings.serve_wait_ms;
+        let limit = self.serve_wait_ms();
         let late = |waiting: &Waiting| waiting.since_ms + limit <= now_ms;
         // Those that only wait for their turn are answered, however late.
         let (cut, open) = (self.replica.cut(), self.can_serve());
@@ -171,7 +181,7 @@ impl Node {
     pub(super) fn serve_deadline(&self) -> Option<u64> {
         let first = self.serve.before_cut.front();
         let waiting = self.serve.before_read.front().into_iter().chain(first.map(|(_, _, waiting)| waiting));
-        let refuse = waiting.map(|waiting| waiting.since_ms).min().map(|since| since + self.settings.serve_wait_ms);
+        let refuse = waiting.map(|waiting| waiting.since_ms).min().map(|since| since + self.serve_wait_ms());
         let unread = !self.serve.before_read.is_empty() && self.head_read_ms.is_none() && self.connected;
         let read = unread.then_some(self.serve.read_after_ms);
         let ready = first.filter(|waiting| self.can_serve() && !is_behind(self.replica.cut(), waiting)).map(|_| 0);

@@ -148,7 +148,7 @@ impl Reader {
         };
         if let Err(why) = outcome {
             self.repair.in_flight = None;
-            self.repair.staged.clear();
+            self.repair.forget();
             self.report(Incident::AnswerRejected { why });
             self.want_ask_again(now_ms);
         }
@@ -182,7 +182,8 @@ impl Reader {
             return Ok(());
         }
         for (topic, revision) in &listed {
-            let own = self.repair.staged.get(topic).map(|staged| staged.revision).or_else(|| self.held.revision(topic));
+            let own =
+                self.repair.staged.get(topic).or_else(|| self.held.0.get(topic)).map(|held| self.repair.revision(topic, held));
             let fits = own.is_some_and(|own| own == *revision || (comparable && own > *revision));
             if !fits {
                 return Err("it does not lead from what is held to its cut");
@@ -201,15 +202,20 @@ impl Reader {
         }
         match news {
             News::Same(digest) => {
-                let held = self.repair.staged.get(&topic).or_else(|| self.held.0.get(&topic));
-                if let Some(held) = held.filter(|held| held.revision != revision) {
-                    // Another revision of the same content: of a stream that had to be filled again, most likely.
-                    if digest != Some(held.document.digest()) {
-                        return Err("it calls something the same that is not held");
+                let held = match self.repair.staged.get_mut(&topic) {
+                    Some(staged) if digest == Some(staged.document.digest()) => {
+                        staged.revision = revision;
+                        return Ok(());
                     }
-                    let document = held.document.clone();
-                    self.repair.staged.insert(topic, Held { document, revision });
+                    Some(staged) => Some(&*staged),
+                    None => self.held.0.get(&topic),
+                };
+                let Some(held) = held.filter(|held| held.revision != revision) else { return Ok(()) };
+                // Another revision of the same content: of a stream that had to be filled again, most likely.
+                if digest != Some(held.document.digest()) {
+                    return Err("it calls something the same that is not held");
                 }
+                self.repair.renumbered.insert(topic, (revision, held.document.digest()));
             }
             News::Document(document) => {
                 self.repair.staged.insert(topic, Held { document, revision });
@@ -239,9 +245,18 @@ impl Reader {
     fn install(&mut self, cut: Cut, listed: Map<Topic, u64>, now_ms: u64) {
         let first = self.cut.is_none();
         let mut staged = std::mem::take(&mut self.repair.staged);
+        let mut renumbered = std::mem::take(&mut self.repair.renumbered);
         let mut commit = self.new_commit(cut);
         for topic in listed.keys() {
-            let Some(new) = staged.remove(topic) else { continue };
+            let Some(new) = staged.remove(topic) else {
+                if let Some((revision, digest)) = renumbered.remove(topic)
+                    && let Some(held) = self.held.0.get_mut(topic).filter(|held| held.document.digest() == digest)
+                {
+                    held.revision = revision;
+                    self.acks.committed(topic.hash64(), revision, commit.number);
+                }
+                continue;
+            };
             let old = self.held.0.get(topic);
             if old.is_some_and(|old| cut.term == self.term() && old.revision > new.revision && !self.distrusted.contains(topic)) {
                 continue;

@@ -35,17 +35,30 @@ pub(super) struct Repair {
     failures: u32,
     /// What answers have brought so far and is not installed, because the closure was not followed whole yet.
     pub staged: crate::Map<Topic, super::Held>,
+    /// Which revisions answers have given to what is held as it is, by its digest.
+    pub renumbered: crate::Map<Topic, (u64, Digest)>,
 }
 
 impl Repair {
     pub fn cancel(&mut self) {
         self.in_flight = None;
+        self.forget();
+    }
+
+    /// Of what is held, or staged, by the last answer that said something about it.
+    pub fn revision(&self, topic: &Topic, held: &super::Held) -> u64 {
+        let renumbered = self.renumbered.get(topic).filter(|(_, digest)| *digest == held.document.digest());
+        renumbered.map_or(held.revision, |(revision, _)| *revision)
+    }
+
+    pub fn forget(&mut self) {
         self.staged.clear();
+        self.renumbered.clear();
     }
 
     pub fn succeeded(&mut self) {
         self.failures = 0;
-        self.staged.clear();
+        self.forget();
     }
 
     /// Grows with every failure: a service that a whole fleet asks at once is slow, and asking sooner makes it slower.
@@ -116,7 +129,7 @@ impl Reader {
     /// 0 where the content is unknown or not trusted: the whole document is wanted then.
     fn to_ask_from(&self, topic: &Topic) -> (u64, Digest) {
         let held = self.repair.staged.get(topic).or_else(|| self.held.0.get(topic));
-        let trusted = held.filter(|_| !self.distrusted.contains(topic));
-        trusted.map_or((0, Digest::ABSENT), |held| (held.revision, held.document.digest()))
+        let Some(held) = held.filter(|_| !self.distrusted.contains(topic)) else { return (0, Digest::ABSENT) };
+        (self.repair.revision(topic, held), held.document.digest())
     }
 }
