@@ -6,11 +6,11 @@ use super::flight::{Flight, FlightState, Verdict};
 use super::follow::reset_proposal;
 use super::lead::Role;
 use super::{Effect, Fate, Incident, Node, Publish};
-use crate::BATCH_MESSAGES_MAX;
 use crate::batch::{Outgoing, build};
 
-/// Topics reset with one batch when the stream is rebuilt: whoever waits for the first of them need not wait for all.
-const RESET_TOPICS_MAX: usize = BATCH_MESSAGES_MAX / 2;
+/// Topics reset with one batch when the stream is rebuilt. A fleet comes back at the same time: a batch must be through before its fate counts
+/// as unknown, or it is sent again to a server that is late already.
+const RESET_TOPICS_MAX: usize = 1_000;
 
 impl Node {
     pub(super) fn blank_lead(&self) -> Lead {
