@@ -278,6 +278,40 @@ fn health_is_probed_as_the_template_says() {
     });
 }
 
+/// It reached agents with their next refresh only, up to five minutes later, which is longer than this test waits for anything.
+#[test]
+fn health_is_checked_anew_as_soon_as_the_template_is_edited() {
+    isolated(|| async {
+        let plane = plane(2).await;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let (open, closed) = (listener.local_addr().expect("an address").port(), 1);
+        let probing = |port| {
+            let mut template = template("vm", &["h1"]);
+            template.health = Some(HealthCheck { probe: Probe::Tcp { port }, interval_seconds: 1 });
+            template.prefixes.insert(groupcast_policy::net::Prefix::v4(0x7f00_0000, 8).expect("a prefix"));
+            template
+        };
+        put_template(&plane, probing(open)).await;
+        grant_loopback(&plane).await;
+        let observer = plane.bus.observer("observer").await;
+        let mut agent = Agent::new(&plane.url(), "h1", &own("m1", "127.0.0.1"));
+        agent.start().await;
+        registered(&observer, "m1", 1).await;
+        let unhealthy = || async { workload_entry(&observer, "m1").await.is_some_and(|entry| entry["unhealthy"] == true) };
+        for _ in 0..2 {
+            assert!(!unhealthy().await);
+            put_template(&plane, probing(closed)).await;
+            eventually("nobody listens where it is checked now", unhealthy).await;
+            // Told by whoever leads: without a check it is well.
+            let mut unchecked = probing(closed);
+            unchecked.health = None;
+            put_template(&plane, unchecked).await;
+            eventually("nothing is checked, so nothing fails", || async { !unhealthy().await }).await;
+        }
+        assert_eq!(workload_entry(&observer, "m1").await.expect("an entry")["incarnation"], 1, "the same life");
+    });
+}
+
 /// A port that was ours a moment ago.
 async fn bound(address: (&str, u16)) -> tokio::net::TcpListener {
     let start = std::time::Instant::now();

@@ -9,6 +9,7 @@
 //! - [`settings`]: how long, how many, how fast
 
 pub mod admit;
+pub mod checks;
 pub mod grant;
 pub mod guard;
 pub mod lifecycle;

@@ -44,6 +44,11 @@ pub enum Event {
         number: u64,
         answer: RegisterAnswer,
     },
+    /// How the health of this template's workloads is checked from now on.
+    Health {
+        template: String,
+        health: Option<HealthCheck>,
+    },
     /// Whether a removal was taken.
     Removed {
         workloads: Vec<(NetworkId, WorkloadId)>,
@@ -272,6 +277,11 @@ impl Enroller {
                 if self.left && is_taken {
                     // It was on its way while the host left, and may have been written after that.
                     return vec![Effect::Request(HostRequest::Leave { boot: self.boot })];
+                }
+            }
+            Event::Health { template, health } => {
+                for wanted in self.wanted.values_mut().filter(|wanted| wanted.enrolment.template == template) {
+                    wanted.check_by(&health, now_ms);
                 }
             }
             Event::Removed { workloads, taken } => {

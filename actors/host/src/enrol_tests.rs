@@ -149,6 +149,32 @@ fn health_is_reported_when_it_changes_and_of_the_right_life() {
     assert!(matches!(&well[..], [Effect::Request(HostRequest::Health { reports, .. })] if reports[0].healthy));
 }
 
+/// An edited health check reached agents with the next refresh only, up to five minutes later.
+#[test]
+fn another_check_counts_at_once_and_for_its_template_only() {
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    enroller.handle(Event::Want(enrolment("b", "u")), 0);
+    enroller.handle(Event::Connected(true), 0);
+    let check = |port| Some(HealthCheck { probe: Probe::Tcp { port }, interval_seconds: 5 });
+    for (number, workload) in [(0, "a"), (1, "b")] {
+        let answer = RegisterAnswer::Registered { incarnations: vec![(id(workload), 1)], health: check(80) };
+        enroller.handle(Event::Registered { number, answer }, 1);
+    }
+    let changed = Event::Health { template: "t".into(), health: check(81) };
+    let sent = enroller.handle(changed.clone(), 2);
+    let [Effect::Check { workload, check: now, .. }] = &sent[..] else { panic!("{sent:?}") };
+    assert_eq!((workload.as_str(), Some(now.clone())), ("a", check(81)));
+    assert_eq!(enroller.handle(changed, 3), [], "said twice it counts once");
+    enroller.handle(Event::Checked { workload: id("a"), incarnation: 1, healthy: false }, 4);
+    let unwell = enroller.handle(Event::Checked { workload: id("a"), incarnation: 1, healthy: false }, 5);
+    let [Effect::Request(HostRequest::Health { reports, .. })] = &unwell[..] else { panic!("{unwell:?}") };
+    enroller.handle(Event::Reported { reports: reports.clone(), taken: true }, 6);
+    // Without a check it is well, and says so.
+    let well = enroller.handle(Event::Health { template: "t".into(), health: None }, 7);
+    assert!(matches!(&well[..], [Effect::Request(HostRequest::Health { reports, .. })] if reports[0].healthy), "{well:?}");
+}
+
 #[test]
 fn everything_is_registered_again_now_and_then() {
     let mut enroller = Enroller::new(7, []);

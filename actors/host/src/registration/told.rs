@@ -1,6 +1,8 @@
 //! What controllers say to this host about its registration, and the tokens by which it is known.
 
+use groupcast_bus_config::subjects;
 use groupcast_messages::{BeatAnswer, RegisterAnswer};
+use groupcast_policy::model::HealthCheck;
 
 use crate::enrol::Event;
 
@@ -11,12 +13,18 @@ pub enum Told {
     Forgotten,
     /// The answer to the registration of this number.
     Registered { number: u64, answer: RegisterAnswer },
+    /// A template says anew how health is checked.
+    Check { template: String, health: Option<HealthCheck> },
 }
 
 /// What is said under this token, if it is anything of the kind.
 pub fn told(life: u64, token: &str, payload: &[u8]) -> Option<Told> {
-    if token.starts_with(BEAT_TOKENS) {
-        return (BeatAnswer::decode(payload) == Ok(BeatAnswer::Unknown)).then_some(Told::Forgotten);
+    if token.starts_with(BEAT_TOKENS) || token == subjects::TOLD_TOKEN {
+        return match BeatAnswer::decode(payload).ok()? {
+            BeatAnswer::Known => None,
+            BeatAnswer::Unknown => Some(Told::Forgotten),
+            BeatAnswer::Check { template, health } => Some(Told::Check { template, health }),
+        };
     }
     let number = token.strip_prefix(&register_tokens(life))?.parse().ok()?;
     Some(Told::Registered { number, answer: RegisterAnswer::decode(payload).ok()? })
@@ -26,6 +34,7 @@ pub fn told(life: u64, token: &str, payload: &[u8]) -> Option<Told> {
 pub(super) fn heard(told: Told) -> Event {
     match told {
         Told::Forgotten => Event::Forgotten,
+        Told::Check { template, health } => Event::Health { template, health },
         Told::Registered { number, answer } => {
             if let RegisterAnswer::Refused { reason, retryable } = &answer {
                 tracing::warn!(%reason, retryable, "a registration is refused");
@@ -67,5 +76,7 @@ mod tests {
             assert_eq!(told(0xab, token, payload), None, "{token}: of another start, or damaged");
         }
         assert_eq!(told(0xab, "host-ab-7", &refused), None, "somebody waits for that");
+        let check = BeatAnswer::Check { template: "vm".into(), health: None }.encode();
+        assert_eq!(told(0xab, subjects::TOLD_TOKEN, &check), Some(Told::Check { template: "vm".into(), health: None }));
     }
 }
