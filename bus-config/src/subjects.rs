@@ -122,6 +122,9 @@ pub fn answer(host: &HostId, token: &str) -> Option<String> {
     Some(format!("gc.answer.{host}.{token}"))
 }
 
+/// The token under which a controller says something to a host that the host has not asked for.
+pub const TOLD_TOKEN: &str = "told";
+
 /// Where the answer to a request goes, given the request's subject and its [`ANSWER_TOKEN`] header; always to the host that asked.
 pub fn answer_to(request_subject: &str, token: &str) -> Option<String> {
     answer(&host_of(request_subject)?, token)

@@ -10,7 +10,7 @@ use groupcast_policy::net::Prefix;
 use crate::edit::{ID_BYTES_MIN, put_addresses, put_phase, read_addresses, read_phase};
 use crate::pack::{put_varint, take_numbers};
 use crate::status::{HostState, StateReader};
-use crate::wire::{self, Reader, read_message, required};
+use crate::wire::{self, Fields, Reader, read_message, required};
 use crate::{DecodeError, REASON_BYTES_MAX};
 
 /// Longest version of an agent in bytes. The encoder cuts longer ones.
@@ -26,6 +26,7 @@ pub const LABEL_VALUE_BYTES_MAX: usize = 256;
 
 const KNOWN: u64 = 0;
 const UNKNOWN: u64 = 1;
+const CHECK: u64 = 2;
 const REGISTERED: u64 = 0;
 const REFUSED: u64 = 1;
 
@@ -78,39 +79,49 @@ impl Beat {
     }
 }
 
-/// `k` which answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What a host that beats is told: `k` which answer; check: `t` template, and how the health of its workloads is checked, as in
+/// [`RegisterAnswer`].
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BeatAnswer {
     Known,
     /// The host's entry is gone: enrol again.
     Unknown,
+    /// A template says anew how health is checked. Said unasked, when it does.
+    Check {
+        template: String,
+        health: Option<HealthCheck>,
+    },
 }
 
 impl BeatAnswer {
     pub fn encode(&self) -> Vec<u8> {
-        wire::message(|fields| {
-            fields.uint(
-                b'k',
-                match self {
-                    BeatAnswer::Known => KNOWN,
-                    BeatAnswer::Unknown => UNKNOWN,
-                },
-            );
+        wire::message(|fields| match self {
+            BeatAnswer::Known => fields.uint(b'k', KNOWN),
+            BeatAnswer::Unknown => fields.uint(b'k', UNKNOWN),
+            BeatAnswer::Check { template, health } => {
+                fields.uint(b'k', CHECK);
+                fields.text(b't', template);
+                write_health(fields, health.as_ref());
+            }
         })
     }
 
     pub fn decode(bytes: &[u8]) -> Result<BeatAnswer, DecodeError> {
-        let mut kind = None;
+        let (mut kind, mut template, mut health) = (None, None, HealthReader::default());
         read_message(bytes, |key, reader| {
             match key {
                 b'k' => kind = Some(reader.uint("beat answer")?),
-                _ => reader.skip()?,
+                b't' => template = Some(read_template(reader)?),
+                key => health.field(key, reader)?,
             }
             Ok(())
         })?;
+        let health = health.finish()?;
         match required(kind, "beat answer")? {
-            KNOWN => Ok(BeatAnswer::Known),
-            UNKNOWN => Ok(BeatAnswer::Unknown),
+            KNOWN if template.is_none() && health.is_none() => Ok(BeatAnswer::Known),
+            UNKNOWN if template.is_none() && health.is_none() => Ok(BeatAnswer::Unknown),
+            CHECK => Ok(BeatAnswer::Check { template: required(template, "template")?, health }),
+            KNOWN | UNKNOWN => Err(DecodeError::Contradiction { item: "beat answer" }),
             found => Err(DecodeError::Unknown { item: "beat answer", found }),
         }
     }
@@ -257,17 +268,7 @@ impl RegisterAnswer {
                 fields.uint(b'k', REGISTERED);
                 fields.list(b'w', incarnations, |out, (workload, _)| wire::text(out, workload.as_str()));
                 fields.packed(b'i', &numbers);
-                if let Some(HealthCheck { probe, interval_seconds }) = health {
-                    fields.uint(b'e', u64::from(*interval_seconds));
-                    match probe {
-                        Probe::Tcp { port } => fields.uint(b'o', u64::from(*port)),
-                        Probe::Http { port, path } => {
-                            fields.uint(b'o', u64::from(*port));
-                            fields.text(b'p', path);
-                        }
-                        Probe::Process { name } => fields.text(b'c', name),
-                    }
-                }
+                write_health(fields, health.as_ref());
             }
             RegisterAnswer::Refused { retryable, reason } => {
                 fields.uint(b'k', REFUSED);
@@ -280,13 +281,9 @@ impl RegisterAnswer {
     pub fn decode(bytes: &[u8]) -> Result<RegisterAnswer, DecodeError> {
         let (mut kind, mut workloads, mut numbers) = (None, Vec::new(), [].as_slice());
         let (mut reason, mut retryable) = (None, None);
-        let (mut interval, mut port, mut path, mut process) = (None, None, None, None);
+        let mut health = HealthReader::default();
         read_message(bytes, |key, reader| {
             match key {
-                b'e' => interval = Some(reader.u32("health interval")?),
-                b'o' => port = Some(reader.uint("health port")?),
-                b'p' => path = Some(read_probed(reader)?),
-                b'c' => process = Some(read_probed(reader)?),
                 b'k' => kind = Some(reader.uint("register answer")?),
                 b'w' => {
                     workloads = reader.list("workloads", REGISTER_WORKLOADS_MAX, ID_BYTES_MIN, |reader| {
@@ -296,11 +293,11 @@ impl RegisterAnswer {
                 b'i' => numbers = reader.packed("incarnations")?,
                 b'x' => reason = Some(reader.text("reason", REASON_BYTES_MAX)?),
                 b'y' => retryable = Some(reader.flag("retryable")?),
-                _ => reader.skip()?,
+                key => health.field(key, reader)?,
             }
             Ok(())
         })?;
-        let health = health(interval, port, path, process)?;
+        let health = health.finish()?;
         match required(kind, "register answer")? {
             REGISTERED if reason.is_none() && retryable.is_none() => {
                 let distinct: BTreeSet<&WorkloadId> = workloads.iter().collect();
@@ -320,25 +317,58 @@ impl RegisterAnswer {
     }
 }
 
-fn read_probed(reader: &mut Reader) -> Result<String, DecodeError> {
-    let text = reader.text("health check", PROBE_BYTES_MAX)?;
-    if Probe::is_plain(text) { Ok(text.to_owned()) } else { Err(DecodeError::Malformed { item: "health check" }) }
+// ---- how health is checked: `e` seconds between two checks, and `o` port, `p` path, `c` process
+
+fn write_health(fields: &mut Fields, health: Option<&HealthCheck>) {
+    let Some(HealthCheck { probe, interval_seconds }) = health else { return };
+    fields.uint(b'e', u64::from(*interval_seconds));
+    match probe {
+        Probe::Tcp { port } => fields.uint(b'o', u64::from(*port)),
+        Probe::Http { port, path } => {
+            fields.uint(b'o', u64::from(*port));
+            fields.text(b'p', path);
+        }
+        Probe::Process { name } => fields.text(b'c', name),
+    }
 }
 
-fn health(
+#[derive(Default)]
+struct HealthReader {
     interval: Option<u32>,
     port: Option<u64>,
     path: Option<String>,
     process: Option<String>,
-) -> Result<Option<HealthCheck>, DecodeError> {
-    let malformed = || DecodeError::Malformed { item: "health check" };
-    let port = port.map(|port| u16::try_from(port).ok().filter(|port| *port > 0).ok_or_else(malformed)).transpose()?;
-    let probe = match (port, path, process) {
-        (None, None, None) if interval.is_none() => return Ok(None),
-        (Some(port), None, None) => Probe::Tcp { port },
-        (Some(port), Some(path), None) if path.starts_with('/') => Probe::Http { port, path },
-        (None, None, Some(name)) => Probe::Process { name },
-        _ => return Err(malformed()),
-    };
-    Ok(Some(HealthCheck { probe, interval_seconds: interval.filter(|seconds| *seconds > 0).ok_or_else(malformed)? }))
+}
+
+impl HealthReader {
+    /// Takes its own fields and skips all others.
+    fn field(&mut self, key: u8, reader: &mut Reader) -> Result<(), DecodeError> {
+        match key {
+            b'e' => self.interval = Some(reader.u32("health interval")?),
+            b'o' => self.port = Some(reader.uint("health port")?),
+            b'p' => self.path = Some(read_probed(reader)?),
+            b'c' => self.process = Some(read_probed(reader)?),
+            _ => reader.skip()?,
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Option<HealthCheck>, DecodeError> {
+        let malformed = || DecodeError::Malformed { item: "health check" };
+        let port = self.port.map(|port| u16::try_from(port).ok().filter(|port| *port > 0).ok_or_else(malformed)).transpose()?;
+        let probe = match (port, self.path, self.process) {
+            (None, None, None) if self.interval.is_none() => return Ok(None),
+            (Some(port), None, None) => Probe::Tcp { port },
+            (Some(port), Some(path), None) if path.starts_with('/') => Probe::Http { port, path },
+            (None, None, Some(name)) => Probe::Process { name },
+            _ => return Err(malformed()),
+        };
+        let interval_seconds = self.interval.filter(|seconds| *seconds > 0).ok_or_else(malformed)?;
+        Ok(Some(HealthCheck { probe, interval_seconds }))
+    }
+}
+
+fn read_probed(reader: &mut Reader) -> Result<String, DecodeError> {
+    let text = reader.text("health check", PROBE_BYTES_MAX)?;
+    if Probe::is_plain(text) { Ok(text.to_owned()) } else { Err(DecodeError::Malformed { item: "health check" }) }
 }

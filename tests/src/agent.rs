@@ -51,6 +51,13 @@ pub fn isolated<F: Future<Output = ()>>(test: impl FnOnce() -> F + Send + 'stati
     run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
+/// `agent.toml` for a host that enrols itself, with this template, as this workload at this address.
+pub fn own(workload: &str, address: &str) -> String {
+    format!(
+        "host_workload = '{workload}'\n[[enrol]]\nworkload = '{workload}'\ntemplate = 'vm'\nnetwork = 'net'\nspace = 'shop'\naddresses = ['{address}']\n"
+    )
+}
+
 pub fn ip(arguments: &str) {
     let output = Command::new("ip").args(arguments.split(' ')).output().expect("ip runs");
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
@@ -137,6 +144,12 @@ impl Agent {
     pub fn registered(&self, workload: &str) -> Option<Value> {
         let status: Value = serde_json::from_slice(&self.ask(&["status"]).stdout).ok()?;
         status["registration"]["workloads"].as_array()?.iter().find(|one| one["workload"] == workload).cloned()
+    }
+
+    /// How often it has beaten.
+    pub fn beats(&self) -> u64 {
+        let status: Value = serde_json::from_slice(&self.ask(&["status"]).stdout).unwrap_or_default();
+        status["registration"]["beats"].as_u64().unwrap_or_default()
     }
 
     fn signal(&self, signal: Signal) {

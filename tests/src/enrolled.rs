@@ -1,30 +1,26 @@
 //! Hosts that enrol themselves, as protocol only (guests) or as the real agent, on a bus with real controllers; and what REGISTRY and
 //! AUDIT say of them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+mod guest;
 
-use async_nats::{Client, HeaderMap};
-use futures::StreamExt;
-use groupcast_bus_config::accounts::Role;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_nats::Client;
 use groupcast_bus_config::subjects::{self, RegistryKey};
 use groupcast_control::change::{Change, Expected, Write};
 use groupcast_control::document::{Document, Name};
 use groupcast_control::log::{Entry, Log};
 use groupcast_control::registration::grant::Grant;
 use groupcast_control::registry::CAUSE;
-use groupcast_messages::{
-    Beat, BeatAnswer, HostRequest, HostRequestAnswer, HostState, Register, RegisterAnswer, RegisterWorkload,
-};
+use groupcast_messages::RegisterWorkload;
 use groupcast_policy::doc::Phase;
-use groupcast_policy::ids::{HostId, NetworkId, WorkloadId};
 use groupcast_policy::model::Template;
 use groupcast_policy::net::Prefix;
 use serde_json::Value;
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+
+pub use guest::{Guest, incarnation, refusal};
 
 use crate::control::{Controller, Plane, address, group};
 use crate::world::{DEADLINE, eventually};
@@ -175,6 +171,22 @@ pub async fn workload_entry(client: &Client, id: &str) -> Option<Value> {
     entries(client).await.remove(&format!("gc.reg.w.net.{id}"))
 }
 
+/// Waits until a workload is there in this life.
+pub async fn registered(client: &Client, workload: &str, incarnation: u64) {
+    eventually(&format!("{workload} is registered as its life {incarnation}"), || async {
+        workload_entry(client, workload).await.is_some_and(|entry| entry["incarnation"] == incarnation)
+    })
+    .await;
+}
+
+/// Waits until a host's entry is gone; when, by the clock of the bus.
+pub async fn deleted_at(client: &Client, host: &str) -> SystemTime {
+    gone(client, host).await;
+    let subject = RegistryKey::Host(host.parse().expect("an id")).subject();
+    let trace = Log::registry(client.clone()).last(&subject).await.expect("the bus answers");
+    trace.expect("a trace of what was deleted").at
+}
+
 pub async fn is_suspect(client: &Client, host: &str) -> bool {
     host_entry(client, host).await.is_some_and(|entry| entry["enrolled"]["suspect"] == true)
 }
@@ -197,184 +209,6 @@ pub async fn audited(client: &Client, subject: &str, words: &str) {
         causes(client, subject).await.iter().any(|cause| cause.contains(words))
     })
     .await;
-}
-
-type Waiting = Arc<Mutex<HashMap<String, oneshot::Sender<Vec<u8>>>>>;
-
-/// A host as the protocol has it: enrols, beats, and enrols again when it is told that it is not known.
-pub struct Guest {
-    pub id: HostId,
-    pub client: Client,
-    pub boot: u64,
-    waiting: Waiting,
-    next: AtomicU64,
-    /// How often it was told that it is not known.
-    pub told: Arc<AtomicU64>,
-    /// Beats sent.
-    sent: Arc<AtomicU64>,
-    enrolment: Arc<Mutex<Option<Register>>>,
-    beats: Arc<AtomicBool>,
-    tasks: Vec<JoinHandle<()>>,
-}
-
-impl Guest {
-    pub async fn new(plane: &Plane, name: &str, boot: u64) -> Self {
-        let (client, _events) = plane.bus.connect(0, Role::Host, name).await;
-        Self::with(client, name, boot).await
-    }
-
-    pub async fn with(client: Client, name: &str, boot: u64) -> Self {
-        let id: HostId = name.parse().expect("an id");
-        let mut answers = client.subscribe(subjects::answers(&id)).await.expect("subscribed");
-        client.flush().await.expect("the server answers");
-        let (waiting, told, beats) = (Waiting::default(), Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let enrolment: Arc<Mutex<Option<Register>>> = Arc::default();
-        let listen = {
-            let (waiting, told, enrolment) = (waiting.clone(), told.clone(), enrolment.clone());
-            let (client, id) = (client.clone(), id.clone());
-            tokio::spawn(async move {
-                while let Some(message) = answers.next().await {
-                    let token = subjects::answer_token(&message.subject).unwrap_or_default().to_owned();
-                    if token.starts_with("beat") {
-                        if BeatAnswer::decode(&message.payload) == Ok(BeatAnswer::Unknown) {
-                            told.fetch_add(1, Ordering::SeqCst);
-                            let again = enrolment.lock().expect("lock").clone();
-                            if let Some(register) = again {
-                                send(&client, subjects::register(&id), "again", register.encode()).await;
-                            }
-                        }
-                        continue;
-                    }
-                    let waiter = waiting.lock().expect("lock").remove(&token);
-                    if let Some(waiter) = waiter {
-                        let _ = waiter.send(message.payload.to_vec());
-                    }
-                }
-            })
-        };
-        let sent = Arc::new(AtomicU64::new(0));
-        let beating = {
-            let (client, id, beats, sent) = (client.clone(), id.clone(), beats.clone(), sent.clone());
-            tokio::spawn(async move {
-                let mut count = 0;
-                loop {
-                    if beats.load(Ordering::SeqCst) {
-                        count += 1;
-                        let (version, state) = ("test".to_owned(), HostState::Enforcing);
-                        let beat = Beat { boot, count, term: 0, version, state };
-                        send(&client, subjects::beat(&id), &format!("beat-{count}"), beat.encode()).await;
-                        sent.store(count, Ordering::SeqCst);
-                    }
-                    tokio::time::sleep(BEAT).await;
-                }
-            })
-        };
-        let tasks = vec![listen, beating];
-        Self { id, client, boot, waiting, next: AtomicU64::new(0), told, sent, enrolment, beats, tasks }
-    }
-
-    async fn ask(&self, payload: Vec<u8>) -> Vec<u8> {
-        // In a world of three leaders change, and a request may be lost: whoever asks asks again.
-        for _ in 0..20 {
-            // Two lives of one host hear each other's answers.
-            let token = format!("t{}-{}", self.boot, self.next.fetch_add(1, Ordering::SeqCst));
-            let (answer, answered) = oneshot::channel();
-            self.waiting.lock().expect("lock").insert(token.clone(), answer);
-            send(&self.client, subjects::register(&self.id), &token, payload.clone()).await;
-            if let Ok(Ok(answer)) = tokio::time::timeout(Duration::from_secs(3), answered).await {
-                return answer;
-            }
-        }
-        panic!("host {} is never answered", self.id)
-    }
-
-    pub async fn enrol(&self, template: &str, workloads: Vec<RegisterWorkload>) -> RegisterAnswer {
-        let register = Register { boot: self.boot, template: Some(template.to_owned()), workloads };
-        let answer = RegisterAnswer::decode(&self.ask(register.encode()).await).expect("an answer");
-        if matches!(answer, RegisterAnswer::Registered { .. }) {
-            *self.enrolment.lock().expect("lock") = Some(register);
-        }
-        answer
-    }
-
-    /// Enrols one workload and begins to beat; its incarnation.
-    pub async fn settle(&self, template: &str, workload: &str, number: u32) -> u64 {
-        let incarnation = incarnation(&self.enrol(template, vec![asked(workload, number)]).await);
-        self.beats(true);
-        incarnation
-    }
-
-    pub async fn request(&self, request: HostRequest) -> HostRequestAnswer {
-        HostRequestAnswer::decode(&self.ask(request.encode()).await).expect("an answer")
-    }
-
-    pub fn beats(&self, beats: bool) {
-        self.beats.store(beats, Ordering::SeqCst);
-    }
-
-    /// Says farewell as an agent does: it is silent from then on, and does not come back because it is told that it is gone.
-    pub async fn leave(&self) -> HostRequestAnswer {
-        self.beats(false);
-        self.forget();
-        self.request(HostRequest::Leave { boot: self.boot }).await
-    }
-
-    /// The workloads of its last registration.
-    pub fn workloads(&self) -> Vec<(NetworkId, WorkloadId)> {
-        let enrolment = self.enrolment.lock().expect("lock");
-        let workloads = enrolment.iter().flat_map(|register| &register.workloads);
-        workloads.map(|workload| (workload.network.clone(), workload.workload.clone())).collect()
-    }
-
-    /// Silent for good.
-    pub fn vanish(&self) {
-        self.beats(false);
-        self.forget();
-    }
-
-    /// Waits until it has beaten for so long: time that has passed, whoever was there to hear it.
-    pub async fn beats_for(&self, time: Duration) {
-        let until = self.sent.load(Ordering::SeqCst) + 1 + time.as_millis().div_ceil(BEAT.as_millis()) as u64;
-        eventually(&format!("{} has sent {until} beats", self.id), || async { self.sent.load(Ordering::SeqCst) >= until }).await;
-    }
-
-    /// It does not enrol again by itself any more.
-    pub fn forget(&self) {
-        *self.enrolment.lock().expect("lock") = None;
-    }
-
-    pub fn told(&self) -> u64 {
-        self.told.load(Ordering::SeqCst)
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
-    }
-}
-
-async fn send(client: &Client, subject: String, token: &str, payload: Vec<u8>) {
-    let mut headers = HeaderMap::new();
-    headers.insert(subjects::ANSWER_TOKEN, token);
-    // Without a bus it is lost, as a host's words are.
-    let _ = client.publish_with_headers(subject, headers, payload.into()).await;
-}
-
-/// Of the one workload that was registered.
-pub fn incarnation(answer: &RegisterAnswer) -> u64 {
-    match answer {
-        RegisterAnswer::Registered { incarnations, .. } => incarnations[0].1,
-        refused => panic!("{refused:?}"),
-    }
-}
-
-/// Whether it may pass, and the words.
-pub fn refusal(answer: &RegisterAnswer) -> (bool, String) {
-    match answer {
-        RegisterAnswer::Refused { retryable, reason } => (*retryable, reason.clone()),
-        registered => panic!("{registered:?}"),
-    }
 }
 
 /// A host of a template of its own, by which it is seen that time has passed: silent from when it is told to be, it is gone when

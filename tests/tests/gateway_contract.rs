@@ -209,7 +209,7 @@ async fn a_change_is_whole_planned_repeated_and_undone() {
     let shown = admin.get(&format!("/v1/changes/{number}")).await;
     assert_eq!((shown.status, &shown.body["documents_total"]), (200, &json!(2)), "{}", shown.text);
     // Without a controller nobody can wait.
-    assert_eq!(admin.get(&format!("/v1/changes/{number}?wait=enforced&timeout=50ms")).await.status, 503);
+    assert_eq!(admin.get(&format!("/v1/changes/{number}?wait=enforced&timeout=5s")).await.status, 503);
 }
 
 #[tokio::test(flavor = "multi_thread")]

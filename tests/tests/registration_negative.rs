@@ -1,12 +1,12 @@
 //! CASES.md D, what must not happen: two holders of one address, leaks, deletions of the living, words of the dead.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use groupcast_messages::{HealthReport, HostRequest, HostRequestAnswer, RegisterAnswer};
 use groupcast_tests::control::{Controller, group};
 use groupcast_tests::enrolled::{
-    BEAT, GRACE, Guest, LEAD, LEASE, SHORT, Sentinel, allowed, asked, audited, causes, delete_template, entries, gone, grant,
-    host_entry, incarnation, is_suspect, judging, plane, put_template, refusal, sequence, template, workload_entry,
+    BEAT, GRACE, Guest, LEAD, LEASE, SHORT, Sentinel, allowed, asked, audited, causes, delete_template, deleted_at, entries,
+    gone, grant, host_entry, incarnation, is_suspect, judging, plane, put_template, refusal, sequence, template, workload_entry,
 };
 use groupcast_tests::world::eventually;
 
@@ -91,11 +91,11 @@ async fn d13_the_host_gone_and_then_its_controller_killed_the_next_one_deletes_i
     drop(guest);
     eventually("it is suspect", || is_suspect(&observer, "h1")).await;
     let leader = plane.leader().await;
+    let killed_at = SystemTime::now();
     plane.controllers[leader].kill();
     plane.controllers.remove(leader);
-    plane.leader().await;
-    assert!(host_entry(&observer, "h1").await.is_some(), "whoever takes over waits for lease and grace first");
-    gone(&observer, "h1").await;
+    let waited = deleted_at(&observer, "h1").await.duration_since(killed_at).expect("after it was killed");
+    assert!(waited >= LEASE + GRACE, "whoever takes over waits for lease and grace first, not {waited:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -112,13 +112,13 @@ async fn d14_all_controllers_and_the_host_gone_it_is_deleted_after_they_come_bac
     drop(guest);
     other.beats_for(LEASE + GRACE).await;
     assert!(host_entry(&observer, "h1").await.is_some(), "nobody deletes without controllers");
+    let back_at = SystemTime::now();
     for _ in 0..2 {
         plane.add_controller_with(&SHORT);
     }
     plane.ready().await;
-    judging(&mut plane).await;
-    assert!(host_entry(&observer, "h1").await.is_some());
-    gone(&observer, "h1").await;
+    let waited = deleted_at(&observer, "h1").await.duration_since(back_at).expect("after they came back");
+    assert!(waited >= LEASE + GRACE, "whoever comes back waits for lease and grace first, not {waited:?}");
     assert!(host_entry(&observer, "h2").await.is_some() && other.told() == 0, "who lived on meanwhile stays");
 }
 

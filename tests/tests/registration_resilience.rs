@@ -168,13 +168,12 @@ async fn d24_fewer_are_deleted_at_a_bounded_rate() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn d25_a_bus_that_is_down_for_ten_leases_deletes_nothing() {
-    let short = ["--registration-lease", "700ms", "--registration-grace", "500ms", "--registration-sweep", "50ms"];
-    let mut plane = plane_with(2, &short).await;
+    let mut plane = plane(2).await;
     let guests = fleet(&plane, "vm", &names(3)).await;
     judging(&mut plane).await;
     let before = entries(&plane.bus.observer("observer").await).await;
     plane.bus.server().kill();
-    tokio::time::sleep(10 * Duration::from_millis(700)).await;
+    tokio::time::sleep(10 * LEASE).await;
     plane.bus.server().restart().await.expect("the server comes back");
     let observer = plane.bus.observer("observer-2").await;
     judging(&mut plane).await;

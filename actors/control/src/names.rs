@@ -41,6 +41,7 @@ pub const REGISTRATIONS_ENDED: &str = "groupcast_registrations_ended_total";
 pub const REGISTER_SECONDS: &str = "groupcast_register_seconds";
 pub const REGISTER_WAITING: &str = "groupcast_register_waiting";
 pub const REGISTER_WAITING_PEAK: &str = "groupcast_register_waiting_peak";
+pub const REGISTER_REPEATED: &str = "groupcast_register_repeated_total";
 pub const REGISTER_TURNED_AWAY: &str = "groupcast_register_turned_away_total";
 pub const REGISTERED_HOSTS: &str = "groupcast_registered_hosts";
 pub const SUSPECT_HOSTS: &str = "groupcast_suspect_hosts";
@@ -99,6 +100,12 @@ const ALL: &[(&str, Kind, Unit, &str)] = &[
     (REGISTER_SECONDS, Histogram, Unit::Seconds, "Time to answer a host that registers"),
     (REGISTER_WAITING, Gauge, Unit::Count, "Requests of hosts that wait for the registrar"),
     (REGISTER_WAITING_PEAK, Gauge, Unit::Count, "The most of them that ever waited"),
+    (
+        REGISTER_REPEATED,
+        Counter,
+        Unit::Count,
+        "Requests of hosts that were waiting or being answered already: they share one answer",
+    ),
     (REGISTER_TURNED_AWAY, Counter, Unit::Count, "Requests of hosts that were told to come back: too many waited"),
     (REGISTERED_HOSTS, Gauge, Unit::Count, "Hosts that have enrolled themselves"),
     (SUSPECT_HOSTS, Gauge, Unit::Count, "Hosts that have been silent for a lease"),

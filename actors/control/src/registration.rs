@@ -1,6 +1,7 @@
 //! Registration without clock and IO: events and the time in, effects out.
 //!
 //! - [`admit`]: whether a host may register what it asks for
+//! - [`checks`]: which hosts are to be told that health is checked in another way
 //! - [`grant`]: what an operator has granted to a host, and the token with which it joins
 //! - [`lifecycle`]: who is silent for how long, and what comes of it
 //! - [`guard`]: when too many are silent at once to believe it
@@ -9,6 +10,7 @@
 //! - [`settings`]: how long, how many, how fast
 
 pub mod admit;
+pub mod checks;
 pub mod grant;
 pub mod guard;
 pub mod lifecycle;

@@ -2,15 +2,19 @@
 //! it is refused, and registered anew when the controllers have forgotten it; what has ended is removed; how workloads are is reported
 //! when it changes.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod asking;
+mod written;
+
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use groupcast_messages::{HealthReport, HostRequest, REGISTER_WORKLOADS_MAX, Register, RegisterAnswer, RegisterWorkload};
-use groupcast_policy::doc::Phase;
-use groupcast_policy::ids::{InvalidId, NetworkId, WorkloadId};
+use groupcast_messages::{HealthReport, HostRequest, REGISTER_WORKLOADS_MAX, Register, RegisterAnswer};
+use groupcast_policy::ids::{NetworkId, WorkloadId};
 use groupcast_policy::model::HealthCheck;
-use groupcast_policy::net::Prefix;
 use serde::{Deserialize, Serialize};
+
+use self::asking::Asked;
+pub use self::written::{Enrolment, WrittenEnrolment};
 
 /// Workloads one host enrols.
 pub const ENROLMENTS_MAX: usize = 10_000;
@@ -20,57 +24,10 @@ pub const RETRY_FIRST_MS: u64 = 250;
 pub const RETRY_MAX_MS: u64 = 30_000;
 /// Everything is registered again this often, which changes nothing but tells what the template says now.
 pub const REFRESH_MS: u64 = 300_000;
-/// A request that was not answered for so long is lost.
+/// A request that was not answered for so long is lost; a registration is repeated then, and waited for twice as long.
 pub const ANSWER_WITHIN_MS: u64 = 5_000;
 /// So many checks in a row must fail before a workload is called unwell.
 pub const FAILURES_MAX: u32 = 2;
-
-/// As `agent.toml`, the local API and the disk say it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WrittenEnrolment {
-    pub workload: String,
-    /// What a workload of the kind may be.
-    pub template: String,
-    pub network: String,
-    /// Of the machine itself: those of its interfaces, if none are named.
-    #[serde(default)]
-    pub addresses: BTreeSet<IpAddr>,
-    #[serde(default)]
-    pub labels: BTreeMap<String, String>,
-    #[serde(default)]
-    pub space: Option<String>,
-    #[serde(default)]
-    pub app: Option<String>,
-    /// Of a workload that is being staged, not run.
-    #[serde(default)]
-    pub staging: bool,
-}
-
-/// The same, checked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Enrolment {
-    pub template: String,
-    pub asked: RegisterWorkload,
-}
-
-impl WrittenEnrolment {
-    pub fn check(&self) -> Result<Enrolment, String> {
-        let id = |error: InvalidId| error.to_string();
-        groupcast_policy::ids::TemplateId::new(&self.template).map_err(id)?;
-        let asked = RegisterWorkload {
-            workload: WorkloadId::new(&self.workload).map_err(id)?,
-            network: NetworkId::new(&self.network).map_err(id)?,
-            addresses: self.addresses.iter().map(|address| Prefix::host(*address)).collect(),
-            labels: self.labels.clone(),
-            space: self.space.as_deref().map(str::parse).transpose().map_err(id)?,
-            app: self.app.as_deref().map(str::parse).transpose().map_err(id)?,
-            phase: if self.staging { Phase::Staging } else { Phase::Running },
-            incarnation: None,
-        };
-        Ok(Enrolment { template: self.template.clone(), asked })
-    }
-}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -82,10 +39,15 @@ pub enum Event {
     Leave,
     /// The controllers have no entry of this host, or one of another boot.
     Forgotten,
-    /// The answer to a registration of these; nothing if none came.
+    /// The answer to the registration of this number, however late it comes.
     Registered {
-        workloads: Vec<WorkloadId>,
-        answer: Option<RegisterAnswer>,
+        number: u64,
+        answer: RegisterAnswer,
+    },
+    /// How the health of this template's workloads is checked from now on.
+    Health {
+        template: String,
+        health: Option<HealthCheck>,
     },
     /// Whether a removal was taken.
     Removed {
@@ -108,9 +70,18 @@ pub enum Event {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    Register { register: Register, workloads: Vec<WorkloadId> },
+    /// The same number is the same registration once more: whoever answers, its answer counts, and nobody has to answer twice.
+    Register {
+        number: u64,
+        register: Register,
+    },
     Request(HostRequest),
-    Check { workload: WorkloadId, incarnation: u64, address: Option<IpAddr>, check: HealthCheck },
+    Check {
+        workload: WorkloadId,
+        incarnation: u64,
+        address: Option<IpAddr>,
+        check: HealthCheck,
+    },
 }
 
 /// How far one workload is.
@@ -124,8 +95,11 @@ struct Wanted {
     attempts: u32,
     /// Sent by itself, because a registration of several was refused.
     alone: bool,
-    /// On its way.
-    sent_ms: Option<u64>,
+    asked: Option<Asked>,
+    /// It is registered, and is to be registered once more.
+    stale: bool,
+    /// Until then a repetition of its registration may be with another controller.
+    repeated_until_ms: u64,
     check: Option<HealthCheck>,
     check_due_ms: u64,
     failures: u32,
@@ -144,13 +118,22 @@ impl Wanted {
             due_ms: now_ms,
             attempts: 0,
             alone: false,
-            sent_ms: None,
+            asked: None,
+            stale: false,
+            repeated_until_ms: 0,
             check: None,
             check_due_ms: 0,
             failures: 0,
             healthy: true,
             reported: true,
             reporting: false,
+        }
+    }
+
+    /// What is checked in another way is well until that says otherwise.
+    fn check_by(&mut self, health: &Option<HealthCheck>, now_ms: u64) {
+        if self.check != *health {
+            (self.check, self.check_due_ms, self.failures, self.healthy) = (health.clone(), now_ms, 0, true);
         }
     }
 }
@@ -163,8 +146,10 @@ struct Ended {
     /// Not sent before. A removal must not overtake a registration that is on its way: they may reach different controllers, and what
     /// is registered after it was removed stays there.
     due_ms: u64,
-    /// Nobody knows what became of the registration that was on its way: it is removed a second time, later.
+    /// Nobody knows what became of the registration that was on its way, or of its repetition: it is removed a second time, later.
     doubtful: bool,
+    /// The registration that was on its way.
+    asked: Option<Asked>,
 }
 
 /// What is said about one workload.
@@ -189,12 +174,23 @@ pub struct Enroller {
     retry_ended_ms: u64,
     refresh_ms: u64,
     left: bool,
+    /// Of the next registration.
+    number: u64,
 }
 
 impl Enroller {
     pub fn new(boot: u64, ended: impl IntoIterator<Item = (NetworkId, WorkloadId)>) -> Self {
         let ended = ended.into_iter().map(|key| (key, Ended::default())).collect();
-        Self { boot, wanted: BTreeMap::new(), ended, connected: false, retry_ended_ms: 0, refresh_ms: REFRESH_MS, left: false }
+        Self {
+            boot,
+            wanted: BTreeMap::new(),
+            ended,
+            connected: false,
+            retry_ended_ms: 0,
+            refresh_ms: REFRESH_MS,
+            left: false,
+            number: 0,
+        }
     }
 
     pub fn has_left(&self) -> bool {
@@ -233,7 +229,10 @@ impl Enroller {
                 self.connected = connected;
                 if connected {
                     // Whatever was on its way may be lost.
-                    self.wanted.values_mut().for_each(|wanted| (wanted.sent_ms, wanted.reporting) = (None, false));
+                    for wanted in self.wanted.values_mut() {
+                        wanted.asked.iter_mut().for_each(|asked| asked.lost_at_ms = None);
+                        wanted.reporting = false;
+                    }
                     self.ended.values_mut().for_each(|ended| ended.sent = false);
                     self.forget_wanted();
                 }
@@ -254,9 +253,10 @@ impl Enroller {
             }
             Event::Unwant(id) => {
                 if let Some(wanted) = self.wanted.remove(&id) {
-                    let on_its_way = wanted.sent_ms.filter(|sent_ms| now_ms < sent_ms + ANSWER_WITHIN_MS);
-                    let due_ms = on_its_way.map_or(now_ms, |sent_ms| sent_ms + ANSWER_WITHIN_MS);
-                    let ended = Ended { sent: false, due_ms, doubtful: on_its_way.is_some() };
+                    let due_ms =
+                        wanted.asked.and_then(|asked| asked.lost_at_ms).map_or(now_ms, |lost_at_ms| lost_at_ms.max(now_ms));
+                    let doubtful = wanted.asked.is_some() || now_ms < wanted.repeated_until_ms;
+                    let ended = Ended { sent: false, due_ms, doubtful, asked: wanted.asked };
                     self.ended.insert((wanted.enrolment.asked.network, id), ended);
                     self.retry_ended_ms = now_ms;
                 }
@@ -264,18 +264,24 @@ impl Enroller {
             Event::Leave => self.left = true,
             Event::Forgotten => {
                 for wanted in self.wanted.values_mut().filter(|wanted| wanted.incarnation.is_some()) {
-                    wanted.incarnation = None;
+                    // What was asked before that may be answered from before that.
+                    (wanted.incarnation, wanted.asked) = (None, None);
                     (wanted.due_ms, wanted.attempts) = (now_ms, 0);
                     // A new entry is well until it is told otherwise.
                     wanted.reported = true;
                 }
             }
-            Event::Registered { workloads, answer } => {
-                let is_taken = matches!(answer, Some(RegisterAnswer::Registered { .. }));
-                self.registered(&workloads, answer, now_ms);
+            Event::Registered { number, answer } => {
+                let is_taken = matches!(answer, RegisterAnswer::Registered { .. });
+                self.registered(number, &answer, now_ms);
                 if self.left && is_taken {
                     // It was on its way while the host left, and may have been written after that.
                     return vec![Effect::Request(HostRequest::Leave { boot: self.boot })];
+                }
+            }
+            Event::Health { template, health } => {
+                for wanted in self.wanted.values_mut().filter(|wanted| wanted.enrolment.template == template) {
+                    wanted.check_by(&health, now_ms);
                 }
             }
             Event::Removed { workloads, taken } => {
@@ -324,41 +330,6 @@ impl Enroller {
         self.ended.retain(|key, ended| ended.sent || !is_wanted(key));
     }
 
-    fn registered(&mut self, ids: &[WorkloadId], answer: Option<RegisterAnswer>, now_ms: u64) {
-        let several = ids.len() > 1;
-        if answer.is_some() {
-            // Whatever was on its way has arrived: what has ended meanwhile can be removed now.
-            for (_, ended) in self.ended.iter_mut().filter(|((_, id), ended)| !ended.sent && ids.contains(id)) {
-                (ended.due_ms, ended.doubtful) = (now_ms, false);
-            }
-        }
-        for id in ids {
-            let Some(wanted) = self.wanted.get_mut(id) else { continue };
-            wanted.sent_ms = None;
-            match &answer {
-                Some(RegisterAnswer::Registered { incarnations, health }) => {
-                    let Some((_, incarnation)) = incarnations.iter().find(|(named, _)| named == id) else { continue };
-                    if wanted.incarnation.is_some_and(|before| before != *incarnation) {
-                        wanted.reported = true;
-                    }
-                    (wanted.incarnation, wanted.refused, wanted.attempts) = (Some(*incarnation), None, 0);
-                    if wanted.check != *health {
-                        (wanted.check, wanted.check_due_ms, wanted.failures) = (health.clone(), now_ms, 0);
-                        wanted.healthy = true;
-                    }
-                }
-                Some(RegisterAnswer::Refused { retryable, reason }) => {
-                    // One that is bad must not hold up the others: each is tried by itself.
-                    let again_alone = several && !wanted.alone;
-                    wanted.alone |= several;
-                    wanted.refused = Some(reason.clone());
-                    wanted.due_ms = now_ms + if again_alone { 0 } else { wait_ms(&mut wanted.attempts, *retryable) };
-                }
-                None => wanted.due_ms = now_ms + wait_ms(&mut wanted.attempts, true),
-            }
-        }
-    }
-
     /// Everything that has to be done now.
     fn due(&mut self, now_ms: u64) -> Vec<Effect> {
         let mut effects = Vec::new();
@@ -367,29 +338,11 @@ impl Enroller {
         }
         if now_ms >= self.refresh_ms {
             self.refresh_ms = now_ms + REFRESH_MS;
-            self.wanted.values_mut().filter(|wanted| wanted.refused.is_none()).for_each(|wanted| wanted.due_ms = now_ms);
-        }
-        let mut batches: BTreeMap<String, Vec<WorkloadId>> = BTreeMap::new();
-        for (id, wanted) in &mut self.wanted {
-            if self.ended.contains_key(&(wanted.enrolment.asked.network.clone(), id.clone())) {
-                continue;
-            }
-            let lost = wanted.sent_ms.is_some_and(|sent| now_ms >= sent + ANSWER_WITHIN_MS);
-            let open = wanted.sent_ms.is_none() || lost;
-            let refresh = wanted.incarnation.is_some() && wanted.due_ms == now_ms;
-            if !open || now_ms < wanted.due_ms || (wanted.incarnation.is_some() && !refresh) {
-                continue;
-            }
-            wanted.sent_ms = Some(now_ms);
-            match wanted.alone {
-                true => effects.push(register(self.boot, [(id, &wanted.enrolment)])),
-                false => batches.entry(wanted.enrolment.template.clone()).or_default().push(id.clone()),
+            for wanted in self.wanted.values_mut().filter(|wanted| wanted.incarnation.is_some()) {
+                (wanted.stale, wanted.due_ms) = (true, now_ms);
             }
         }
-        for ids in batches.values().flat_map(|ids| ids.chunks(REGISTER_WORKLOADS_MAX)) {
-            let of = ids.iter().filter_map(|id| Some((id, &self.wanted.get(id)?.enrolment)));
-            effects.push(register(self.boot, of));
-        }
+        effects.extend(self.registrations(now_ms));
         effects.extend(self.removals(now_ms));
         effects.extend(self.checks(now_ms));
         effects.extend(self.reports());
@@ -436,22 +389,6 @@ impl Enroller {
         }
         (!reports.is_empty()).then_some(Effect::Request(HostRequest::Health { boot: self.boot, reports }))
     }
-}
-
-fn register<'a>(boot: u64, of: impl IntoIterator<Item = (&'a WorkloadId, &'a Enrolment)>) -> Effect {
-    let (mut template, mut asked, mut workloads) = (None, Vec::new(), Vec::new());
-    for (id, enrolment) in of {
-        template = Some(enrolment.template.clone());
-        asked.push(enrolment.asked.clone());
-        workloads.push(id.clone());
-    }
-    Effect::Register { register: Register { boot, template, workloads: asked }, workloads }
-}
-
-/// Grows with every attempt; a refusal that will not pass by itself is asked about seldom, in case somebody mends it.
-fn wait_ms(attempts: &mut u32, retryable: bool) -> u64 {
-    *attempts = attempts.saturating_add(1);
-    if retryable { (RETRY_FIRST_MS << (*attempts - 1).min(10)).min(RETRY_MAX_MS) } else { RETRY_MAX_MS }
 }
 
 #[cfg(test)]

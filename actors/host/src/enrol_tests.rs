@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use groupcast_policy::model::Probe;
 
 use super::*;
@@ -20,14 +22,27 @@ fn id(text: &str) -> WorkloadId {
     text.parse().unwrap()
 }
 
-fn registered(ids: &[(&str, u64)]) -> Option<RegisterAnswer> {
+/// The registration of this number is answered: these are registered.
+fn registered(number: u64, ids: &[(&str, u64)]) -> Event {
     let incarnations = ids.iter().map(|(text, incarnation)| (id(text), *incarnation)).collect();
-    Some(RegisterAnswer::Registered { incarnations, health: None })
+    Event::Registered { number, answer: RegisterAnswer::Registered { incarnations, health: None } }
+}
+
+fn refused(number: u64, retryable: bool) -> Event {
+    Event::Registered { number, answer: RegisterAnswer::Refused { retryable, reason: "no".into() } }
 }
 
 fn names(effects: &[Effect]) -> Vec<Vec<String>> {
     let of = |effect: &Effect| match effect {
-        Effect::Register { workloads, .. } => Some(workloads.iter().map(ToString::to_string).collect()),
+        Effect::Register { register, .. } => Some(register.workloads.iter().map(|one| one.workload.to_string()).collect()),
+        _ => None,
+    };
+    effects.iter().filter_map(of).collect()
+}
+
+fn numbers(effects: &[Effect]) -> Vec<u64> {
+    let of = |effect: &Effect| match effect {
+        Effect::Register { number, .. } => Some(*number),
         _ => None,
     };
     effects.iter().filter_map(of).collect()
@@ -42,8 +57,7 @@ fn what_is_wanted_is_registered_by_template_and_once() {
     let sent = enroller.handle(Event::Connected(true), 1);
     assert_eq!(names(&sent), [vec!["a", "b"], vec!["c"]]);
     assert_eq!(enroller.handle(Event::Tick, 2), [], "what is on its way is not sent again");
-    let answer = Event::Registered { workloads: vec![id("a"), id("b")], answer: registered(&[("a", 1), ("b", 4)]) };
-    assert_eq!(enroller.handle(answer, 3), []);
+    assert_eq!(enroller.handle(registered(0, &[("a", 1), ("b", 4)]), 3), []);
     assert_eq!(enroller.standings()[1].incarnation, Some(4));
     assert_eq!(names(&enroller.handle(Event::Tick, 1 + ANSWER_WITHIN_MS)), [vec!["c"]], "an answer that was lost is asked for");
 }
@@ -54,14 +68,13 @@ fn a_refusal_is_tried_again_and_spoils_only_its_own() {
     enroller.handle(Event::Want(enrolment("a", "t")), 0);
     enroller.handle(Event::Want(enrolment("b", "t")), 0);
     assert_eq!(names(&enroller.handle(Event::Connected(true), 0)), [vec!["a", "b"]]);
-    let no = |retryable| Some(RegisterAnswer::Refused { retryable, reason: "no".into() });
-    let sent = enroller.handle(Event::Registered { workloads: vec![id("a"), id("b")], answer: no(false) }, 1);
+    let sent = enroller.handle(refused(0, false), 1);
     assert_eq!(names(&sent), [vec!["a"], vec!["b"]], "each by itself, at once");
-    enroller.handle(Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 1)]) }, 2);
-    enroller.handle(Event::Registered { workloads: vec![id("b")], answer: no(true) }, 2);
+    enroller.handle(registered(1, &[("a", 1)]), 2);
+    enroller.handle(refused(2, true), 2);
     assert_eq!(names(&enroller.handle(Event::Tick, 1 + RETRY_FIRST_MS)), Vec::<Vec<String>>::new());
     assert_eq!(names(&enroller.handle(Event::Tick, 2 + RETRY_FIRST_MS)), [vec!["b"]]);
-    enroller.handle(Event::Registered { workloads: vec![id("b")], answer: no(false) }, 500);
+    enroller.handle(refused(3, false), 500);
     assert_eq!(enroller.standings()[1].state, "refused");
     assert_eq!(names(&enroller.handle(Event::Tick, 499 + RETRY_MAX_MS)), Vec::<Vec<String>>::new());
     assert_eq!(names(&enroller.handle(Event::Tick, 500 + RETRY_MAX_MS)), [vec!["b"]], "somebody may have mended it");
@@ -72,9 +85,9 @@ fn who_is_forgotten_enrols_at_once_and_who_left_does_not() {
     let mut enroller = Enroller::new(7, []);
     enroller.handle(Event::Want(enrolment("a", "t")), 0);
     enroller.handle(Event::Connected(true), 0);
-    enroller.handle(Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 1)]) }, 1);
+    enroller.handle(registered(0, &[("a", 1)]), 1);
     assert_eq!(names(&enroller.handle(Event::Forgotten, 2)), [vec!["a"]]);
-    enroller.handle(Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 2)]) }, 3);
+    enroller.handle(registered(1, &[("a", 2)]), 3);
     enroller.handle(Event::Leave, 4);
     assert_eq!(enroller.handle(Event::Forgotten, 5), []);
     assert!(!enroller.is_needed());
@@ -99,7 +112,7 @@ fn what_comes_back_waits_for_its_removal_and_is_not_taken_away_by_it() {
     let mut enroller = Enroller::new(7, []);
     enroller.handle(Event::Want(enrolment("a", "t")), 0);
     enroller.handle(Event::Connected(true), 0);
-    enroller.handle(Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 1)]) }, 1);
+    enroller.handle(registered(0, &[("a", 1)]), 1);
     let removal = enroller.handle(Event::Unwant(id("a")), 2);
     let [Effect::Request(HostRequest::Remove { workloads, .. })] = &removal[..] else { panic!("{removal:?}") };
     assert_eq!(enroller.handle(Event::Want(enrolment("a", "t")), 3), [], "the removal is on its way");
@@ -118,8 +131,8 @@ fn health_is_reported_when_it_changes_and_of_the_right_life() {
     enroller.handle(Event::Want(enrolment("a", "t")), 0);
     enroller.handle(Event::Connected(true), 0);
     let health = Some(HealthCheck { probe: Probe::Tcp { port: 80 }, interval_seconds: 1 });
-    let answer = Some(RegisterAnswer::Registered { incarnations: vec![(id("a"), 3)], health });
-    let first = enroller.handle(Event::Registered { workloads: vec![id("a")], answer }, 1);
+    let answer = RegisterAnswer::Registered { incarnations: vec![(id("a"), 3)], health };
+    let first = enroller.handle(Event::Registered { number: 0, answer }, 1);
     assert!(matches!(&first[..], [Effect::Check { incarnation: 3, .. }]), "{first:?}");
     let checked = |incarnation, healthy| Event::Checked { workload: id("a"), incarnation, healthy };
     assert_eq!(enroller.handle(checked(2, false), 2), []);
@@ -136,12 +149,38 @@ fn health_is_reported_when_it_changes_and_of_the_right_life() {
     assert!(matches!(&well[..], [Effect::Request(HostRequest::Health { reports, .. })] if reports[0].healthy));
 }
 
+/// An edited health check reached agents with the next refresh only, up to five minutes later.
+#[test]
+fn another_check_counts_at_once_and_for_its_template_only() {
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    enroller.handle(Event::Want(enrolment("b", "u")), 0);
+    enroller.handle(Event::Connected(true), 0);
+    let check = |port| Some(HealthCheck { probe: Probe::Tcp { port }, interval_seconds: 5 });
+    for (number, workload) in [(0, "a"), (1, "b")] {
+        let answer = RegisterAnswer::Registered { incarnations: vec![(id(workload), 1)], health: check(80) };
+        enroller.handle(Event::Registered { number, answer }, 1);
+    }
+    let changed = Event::Health { template: "t".into(), health: check(81) };
+    let sent = enroller.handle(changed.clone(), 2);
+    let [Effect::Check { workload, check: now, .. }] = &sent[..] else { panic!("{sent:?}") };
+    assert_eq!((workload.as_str(), Some(now.clone())), ("a", check(81)));
+    assert_eq!(enroller.handle(changed, 3), [], "said twice it counts once");
+    enroller.handle(Event::Checked { workload: id("a"), incarnation: 1, healthy: false }, 4);
+    let unwell = enroller.handle(Event::Checked { workload: id("a"), incarnation: 1, healthy: false }, 5);
+    let [Effect::Request(HostRequest::Health { reports, .. })] = &unwell[..] else { panic!("{unwell:?}") };
+    enroller.handle(Event::Reported { reports: reports.clone(), taken: true }, 6);
+    // Without a check it is well, and says so.
+    let well = enroller.handle(Event::Health { template: "t".into(), health: None }, 7);
+    assert!(matches!(&well[..], [Effect::Request(HostRequest::Health { reports, .. })] if reports[0].healthy), "{well:?}");
+}
+
 #[test]
 fn everything_is_registered_again_now_and_then() {
     let mut enroller = Enroller::new(7, []);
     enroller.handle(Event::Want(enrolment("a", "t")), 0);
     enroller.handle(Event::Connected(true), 0);
-    enroller.handle(Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 1)]) }, 1);
+    enroller.handle(registered(0, &[("a", 1)]), 1);
     assert_eq!(enroller.handle(Event::Tick, REFRESH_MS - 1), []);
     assert_eq!(names(&enroller.handle(Event::Tick, REFRESH_MS)), [vec!["a"]]);
 }
@@ -162,8 +201,7 @@ fn a_removal_does_not_overtake_the_registration_before_it() {
     enroller.handle(Event::Want(enrolment("a", "t")), 0);
     assert_eq!(names(&enroller.handle(Event::Connected(true), 0)), [vec!["a"]]);
     assert_eq!(enroller.handle(Event::Unwant(id("a")), 10), [], "its registration is on its way");
-    let answered = Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 1)]) };
-    assert_eq!(removed(&enroller.handle(answered, 20)), [vec!["a"]]);
+    assert_eq!(removed(&enroller.handle(registered(0, &[("a", 1)]), 20)), [vec!["a"]]);
     let gone = Event::Removed { workloads: vec![("n".parse().unwrap(), id("a"))], taken: true };
     assert_eq!(enroller.handle(gone.clone(), 30), []);
     assert_eq!(enroller.ended().count(), 0);
@@ -173,8 +211,6 @@ fn a_removal_does_not_overtake_the_registration_before_it() {
     enroller.handle(Event::Unwant(id("a")), 1_010);
     assert_eq!(enroller.handle(Event::Tick, 999 + ANSWER_WITHIN_MS), []);
     assert_eq!(removed(&enroller.handle(Event::Tick, 1_000 + ANSWER_WITHIN_MS)), [vec!["a"]]);
-    let lost = Event::Registered { workloads: vec![id("a")], answer: None };
-    assert_eq!(enroller.handle(lost, 1_001 + ANSWER_WITHIN_MS), []);
     assert_eq!(enroller.handle(gone.clone(), 7_000), []);
     assert_eq!(enroller.handle(Event::Tick, 6_999 + RETRY_MAX_MS), []);
     assert_eq!(removed(&enroller.handle(Event::Tick, 7_000 + RETRY_MAX_MS)), [vec!["a"]]);
@@ -188,11 +224,60 @@ fn a_registration_that_arrives_after_the_host_has_left_is_taken_back() {
     enroller.handle(Event::Want(enrolment("a", "t")), 0);
     enroller.handle(Event::Connected(true), 0);
     assert_eq!(enroller.handle(Event::Leave, 1), []);
-    let late = Event::Registered { workloads: vec![id("a")], answer: registered(&[("a", 1)]) };
-    assert_eq!(enroller.handle(late, 2), [Effect::Request(HostRequest::Leave { boot: 7 })]);
-    let refused = Event::Registered {
-        workloads: vec![id("a")],
-        answer: Some(RegisterAnswer::Refused { retryable: true, reason: "no".into() }),
-    };
-    assert_eq!(enroller.handle(refused, 3), [], "nothing was written");
+    assert_eq!(enroller.handle(registered(0, &[("a", 1)]), 2), [Effect::Request(HostRequest::Leave { boot: 7 })]);
+    assert_eq!(enroller.handle(refused(0, true), 3), [], "nothing was written");
+}
+
+/// Each repetition was another request, and the answer to the one before was thrown away: with thousands of hosts at once controllers
+/// were busy answering what nobody listened to any more.
+#[test]
+fn a_repetition_is_the_same_registration_and_any_answer_to_it_counts() {
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    enroller.handle(Event::Want(enrolment("b", "t")), 0);
+    let first = enroller.handle(Event::Connected(true), 0);
+    assert_eq!(numbers(&first), [0]);
+    let again = enroller.handle(Event::Tick, ANSWER_WITHIN_MS);
+    assert_eq!(again, first, "word by word, under the same number");
+    assert_eq!(enroller.handle(Event::Tick, 3 * ANSWER_WITHIN_MS - 1), [], "and waited for twice as long");
+    assert_eq!(enroller.handle(Event::Tick, 3 * ANSWER_WITHIN_MS), first);
+    assert_eq!(enroller.handle(registered(0, &[("a", 1), ("b", 1)]), 3 * ANSWER_WITHIN_MS + 1), [], "the first one's, perhaps");
+    assert!(enroller.standings().iter().all(|standing| standing.incarnation == Some(1)));
+    assert_eq!(enroller.handle(refused(0, true), 3 * ANSWER_WITHIN_MS + 2), [], "and a second one's says nothing");
+    assert!(enroller.standings().iter().all(|standing| standing.state == "registered" && standing.why.is_none()));
+    // A repetition may still be with another controller: what ends now is removed a second time.
+    assert_eq!(removed(&enroller.handle(Event::Unwant(id("a")), 20_000)), [vec!["a"]]);
+    let gone = Event::Removed { workloads: vec![("n".parse().unwrap(), id("a"))], taken: true };
+    assert_eq!(enroller.handle(gone.clone(), 20_001), []);
+    assert_eq!(removed(&enroller.handle(Event::Tick, 20_001 + RETRY_MAX_MS)), [vec!["a"]]);
+    enroller.handle(gone, 60_000);
+    assert_eq!(enroller.ended().count(), 0);
+}
+
+#[test]
+fn what_is_wanted_otherwise_is_another_registration() {
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    enroller.handle(Event::Want(enrolment("b", "t")), 0);
+    assert_eq!(numbers(&enroller.handle(Event::Connected(true), 0)), [0]);
+    let mut other = enrolment("a", "t");
+    other.asked.addresses = [groupcast_policy::net::Prefix::v4(0x0a00_0009, 32).unwrap()].into();
+    let sent = enroller.handle(Event::Want(other), 1);
+    assert_eq!((numbers(&sent), names(&sent)), (vec![1], vec![vec!["a".to_owned()]]));
+    enroller.handle(registered(0, &[("a", 1), ("b", 1)]), 2);
+    assert_eq!(enroller.standings()[0].incarnation, None, "that was about the address it had before");
+    assert_eq!(enroller.standings()[1].incarnation, Some(1));
+    enroller.handle(registered(1, &[("a", 1)]), 3);
+    assert_eq!(enroller.standings()[0].incarnation, Some(1));
+    // Who is forgotten asks anew: an answer from before that says nothing.
+    assert_eq!(numbers(&enroller.handle(Event::Forgotten, 4)), [2]);
+
+    // One of two that were asked for together has ended: without it, it is another.
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    enroller.handle(Event::Want(enrolment("b", "t")), 0);
+    enroller.handle(Event::Connected(true), 0);
+    enroller.handle(Event::Unwant(id("b")), 1);
+    let sent = enroller.handle(Event::Tick, ANSWER_WITHIN_MS);
+    assert_eq!((numbers(&sent), names(&sent), removed(&sent)), (vec![1], vec![vec!["a".to_owned()]], vec![vec!["b".to_owned()]]));
 }

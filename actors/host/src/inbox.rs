@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::config::Config;
 use crate::keeper::{Moved, MovedDocument};
-use crate::registration::{BEAT_TOKENS, beat_token, is_forgotten};
+use crate::registration::{Told, beat_token, register_token, told};
 use crate::report::Heard;
 use crate::state::Replica;
 
@@ -138,6 +138,8 @@ pub struct Inbox {
     host: HostId,
     notes: Arc<Mutex<Notes>>,
     requests: AtomicU64,
+    /// Which start of the agent this is: an answer to an earlier one is none to this.
+    life: u64,
 }
 
 impl Inbox {
@@ -148,7 +150,7 @@ impl Inbox {
         queue: Queue,
         seed: u64,
         wake: impl Fn() + Send + Clone + 'static,
-        forgotten: mpsc::Sender<()>,
+        tells: mpsc::Sender<Told>,
     ) -> Result<Self, connect::Error> {
         let identity = config.credentials.clone().map_or(Identity::Nobody, Identity::File);
         let options = Options::new(&config.servers, Role::Host, &config.host).identity(identity).in_background();
@@ -181,11 +183,9 @@ impl Inbox {
             answer: Box::new({
                 let notes = notes.clone();
                 move |token, payload| {
-                    if token.starts_with(BEAT_TOKENS) {
-                        if is_forgotten(payload) {
-                            // One that waits says the same.
-                            let _ = forgotten.try_send(());
-                        }
+                    if let Some(told) = told(seed, token, payload) {
+                        // What finds no room is said again: to the next beat, or to the registration's next repetition.
+                        let _ = tells.try_send(told);
                         return;
                     }
                     if let Some(waiter) = locked(&notes).requests.remove(token) {
@@ -196,7 +196,7 @@ impl Inbox {
             }),
         };
         let reader = spawn_reader(client.clone(), events, config.host.clone(), reader::Settings::default(), seed, hooks);
-        Ok(Self { reader, client, host: config.host.clone(), notes, requests: AtomicU64::new(0) })
+        Ok(Self { reader, client, host: config.host.clone(), notes, requests: AtomicU64::new(0), life: seed })
     }
 
     pub fn reader(&self) -> &ReaderHandle {
@@ -218,18 +218,18 @@ impl Inbox {
         request(&self.client, subject, &token, payload).await.map_err(|error| error.to_string())
     }
 
-    /// Asks the registrar; an error says why there is no answer.
-    pub async fn ask(&self, asked: &HostRequest, within: Duration) -> Result<HostRequestAnswer, String> {
-        let answer = self.ask_bytes(asked.encode(), within).await?;
-        HostRequestAnswer::decode(&answer).map_err(|error| format!("the answer cannot be read: {error}"))
+    /// Sends a registration; what is said to it comes with everything else that controllers say.
+    pub async fn register(&self, payload: Vec<u8>, number: u64) -> Result<(), String> {
+        let (subject, token) = (subjects::register(&self.host), register_token(self.life, number));
+        request(&self.client, subject, &token, payload).await.map_err(|error| error.to_string())
     }
 
-    /// The same for whatever the registrar understands.
-    pub async fn ask_bytes(&self, asked: Vec<u8>, within: Duration) -> Result<Vec<u8>, String> {
+    /// Asks the registrar; an error says why there is no answer.
+    pub async fn ask(&self, asked: &HostRequest, within: Duration) -> Result<HostRequestAnswer, String> {
         if !is_connected(&self.client) {
             return Err("the bus is not connected".into());
         }
-        let token = format!("host-{}", self.requests.fetch_add(1, Ordering::Relaxed));
+        let token = format!("host-{:x}-{}", self.life, self.requests.fetch_add(1, Ordering::Relaxed));
         let (answer, answered) = oneshot::channel();
         {
             let mut notes = locked(&self.notes);
@@ -238,14 +238,14 @@ impl Inbox {
             }
             notes.requests.insert(token.clone(), answer);
         }
-        let sent = request(&self.client, subjects::register(&self.host), &token, asked);
+        let sent = request(&self.client, subjects::register(&self.host), &token, asked.encode());
         let outcome = tokio::time::timeout(within, async {
             sent.await.map_err(|error| error.to_string())?;
             answered.await.map_err(|_| "the agent is ending".to_owned())
         });
         let outcome = outcome.await.unwrap_or_else(|_| Err(format!("no answer within {within:?}")));
         locked(&self.notes).requests.remove(&token);
-        outcome
+        HostRequestAnswer::decode(&outcome?).map_err(|error| format!("the answer cannot be read: {error}"))
     }
 
     /// Waits until the host stands at this cut or beyond; the last commit up to there. `None`: the reader has ended.

@@ -1,14 +1,18 @@
 //! Runs the [`Enroller`]: beats, sends what it wants to the controllers, checks health, and keeps on disk what the local API enrolled.
 
+mod told;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use groupcast_messages::{Beat, BeatAnswer, HostRequest, HostRequestAnswer, HostState, RegisterAnswer};
+use groupcast_messages::{Beat, HostRequest, HostRequestAnswer, HostState};
 use groupcast_policy::ids::{NetworkId, WorkloadId};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use self::told::heard;
+pub use self::told::{Told, beat_token, register_token, told};
 use crate::enforcement::Progress;
 use crate::enrol::{ANSWER_WITHIN_MS, ENROLMENTS_MAX, Effect, Enroller, Enrolment, Event, Standing, WrittenEnrolment};
 use crate::host;
@@ -19,6 +23,8 @@ use crate::probe;
 const TICK: Duration = Duration::from_millis(100);
 /// Orders that may wait.
 const ORDERS_MAX: usize = 256;
+/// What controllers said and nobody has looked at.
+pub const TOLD_MAX: usize = 256;
 /// A removal has this long to be taken before whoever asked is told that it will be.
 const REMOVE_WITHIN: Duration = Duration::from_secs(2);
 /// Controllers answer a farewell within this time, or are not there.
@@ -131,7 +137,7 @@ impl Handle {
 pub fn start(
     config: &crate::config::Config,
     inbox: Arc<Inbox>,
-    forgotten: mpsc::Receiver<()>,
+    told_by_controllers: mpsc::Receiver<Told>,
     progress: watch::Receiver<Progress>,
 ) -> std::io::Result<Handle> {
     let boot = host::boot(&config.enrol.boot_file)?;
@@ -155,7 +161,7 @@ pub fn start(
     let (telling, told) = watch::channel(Registration { boot: format!("{boot:016x}"), ..Registration::default() });
     let (done, results) = mpsc::channel(ORDERS_MAX);
     let task = Task { enroller, inbox, boot, beat: config.enrol.beat, path, own, telling, done, beats: 0, progress };
-    tokio::spawn(task.run(inbox_orders, results, forgotten));
+    tokio::spawn(task.run(inbox_orders, results, told_by_controllers));
     Ok(Handle { orders, told })
 }
 
@@ -178,7 +184,7 @@ impl Task {
         mut self,
         mut orders: mpsc::Receiver<Order>,
         mut results: mpsc::Receiver<Event>,
-        mut forgotten: mpsc::Receiver<()>,
+        mut told: mpsc::Receiver<Told>,
     ) {
         let clock = Instant::now();
         let mut tick = tokio::time::interval(TICK);
@@ -191,7 +197,7 @@ impl Task {
                     Some(order) => self.taken(order).await,
                 },
                 Some(result) = results.recv() => Some(result),
-                Some(()) = forgotten.recv() => Some(Event::Forgotten),
+                Some(told) = told.recv() => Some(heard(told)),
                 _ = tick.tick() => {
                     let now = self.inbox.is_connected();
                     let changed = now != connected;
@@ -259,16 +265,12 @@ impl Task {
         let within = Duration::from_millis(ANSWER_WITHIN_MS);
         tokio::spawn(async move {
             let event = match effect {
-                Effect::Register { register, workloads } => {
-                    let answer = inbox.ask_bytes(register.encode(), within).await;
-                    if let Err(error) = &answer {
-                        tracing::debug!(%error, "a registration was not answered");
+                Effect::Register { number, register } => {
+                    if let Err(error) = inbox.register(register.encode(), number).await {
+                        tracing::debug!(%error, "a registration was not sent");
                     }
-                    let answer = answer.ok().and_then(|bytes| RegisterAnswer::decode(&bytes).ok());
-                    if let Some(RegisterAnswer::Refused { reason, retryable }) = &answer {
-                        tracing::warn!(%reason, retryable, "a registration is refused");
-                    }
-                    Event::Registered { workloads, answer }
+                    // Whoever waits for its answer also knows when it is lost.
+                    return;
                 }
                 Effect::Request(request) => {
                     let answer = inbox.ask(&request, within).await;
@@ -334,18 +336,6 @@ impl Task {
         }
     }
 }
-
-/// Whether an answer is one to a beat that the host is not known.
-pub fn is_forgotten(payload: &[u8]) -> bool {
-    BeatAnswer::decode(payload) == Ok(BeatAnswer::Unknown)
-}
-
-/// The token of a beat's answer.
-pub fn beat_token(count: u64) -> String {
-    format!("{BEAT_TOKENS}{count}")
-}
-
-pub const BEAT_TOKENS: &str = "beat-";
 
 /// Anything from three quarters of it to five: a fleet that was started together does not beat together.
 fn jittered(interval: Duration) -> Duration {

@@ -183,13 +183,13 @@ where
     // What the disk knows is in force before anybody is told that we are ready.
     enforcement.send(AskEnforced).await?;
     let wake = enforcement.clone().recipient::<Wake>();
-    let (forgets, forgotten) = mpsc::channel(1);
+    let (tells, heard) = mpsc::channel(registration::TOLD_MAX);
     let wake = move || {
         // A full mailbox holds a wake already.
         let _ = wake.try_send(Wake);
     };
-    let inbox = Arc::new(Inbox::open(&config, queue, host::random()?, wake, forgets).await?);
-    let registration = registration::start(&config, inbox.clone(), forgotten, told.clone())?;
+    let inbox = Arc::new(Inbox::open(&config, queue, host::random()?, wake, tells).await?);
+    let registration = registration::start(&config, inbox.clone(), heard, told.clone())?;
     tokio::spawn(acknowledge(inbox.clone(), told.clone()));
     tokio::spawn(manager.clone().watch(enforcement.clone().recipient()));
     if let Some(address) = config.http {

@@ -477,6 +477,18 @@ fn beat() {
     );
     same(BeatAnswer::Known, BeatAnswer::encode, BeatAnswer::decode, "82 a176 01 a16b 00");
     same(BeatAnswer::Unknown, BeatAnswer::encode, BeatAnswer::decode, "82 a176 01 a16b 01");
+    let check = HealthCheck { probe: Probe::Http { port: 80, path: "/h".into() }, interval_seconds: 5 };
+    same(
+        BeatAnswer::Check { template: "vm".into(), health: Some(check) },
+        BeatAnswer::encode,
+        BeatAnswer::decode,
+        "86 a176 01
+         a16b 02                       # k: another check
+         a174 a2 766d                  # t: template vm
+         a165 05  a16f 50  a170 a2 2f68 # e: every 5 s, o: port 80, p: /h",
+    );
+    let none = BeatAnswer::Check { template: "vm".into(), health: None };
+    same(none, BeatAnswer::encode, BeatAnswer::decode, "83 a176 01 a16b 02 a174 a2 766d");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! that says what every host should hold.
 
 mod gate;
+mod hold;
 mod host;
 mod make;
 mod marked;
@@ -26,6 +27,7 @@ use groupcast_topics::nats::OnCommit;
 use groupcast_topics::reader;
 
 pub use gate::{Gate, Moment, Step};
+pub use hold::Hold;
 pub use host::Host;
 pub use make::{address, group, shown_mark, workload};
 pub use marked::{GROUPS, Witness, marked, plane_with_hosts};

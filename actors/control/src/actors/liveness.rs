@@ -1,5 +1,6 @@
 //! Hears hosts and follows their entries, on a connection of its own, and runs the [`Lifecycle`]. Every controller has one; while this
-//! one leads, what is decided goes to the reaper, and hosts that beat without an entry are told to enrol again.
+//! one leads, what is decided goes to the reaper, hosts that beat without an entry are told to enrol again, and hosts whose template is
+//! edited how health is checked now.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -9,17 +10,19 @@ use async_nats::Client;
 use async_nats::jetstream::consumer::DeliverPolicy;
 use futures::StreamExt;
 use groupcast_bus_config::connect;
-use groupcast_bus_config::subjects::{self, RegistryKey, parse_registry};
+use groupcast_bus_config::subjects::{self, CatalogKind, RegistryKey, parse_registry};
 use groupcast_messages::{Beat, BeatAnswer};
 use groupcast_policy::ids::{HostId, TemplateId};
+use groupcast_policy::model::HealthCheck;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::reaper::Order;
 use super::{MAILBOX_MAX, Ping, RETRY_PAUSE};
-use crate::document::{GuardRecord, HostEntry, decode_record};
+use crate::document::{Document, GuardRecord, HostEntry, Name, decode_record};
 use crate::log::Log;
 use crate::names;
+use crate::registration::checks::Checks;
 use crate::registration::lifecycle::{Deaf, Effect, Event, Lifecycle};
 use crate::registration::settings::Settings;
 use crate::registry::boot_text;
@@ -74,6 +77,10 @@ enum Heard {
     Event(Event),
     /// When a host's entry was written.
     Written(HostId, SystemTime),
+    /// How a template says that health is checked; nothing of one that is gone.
+    Template(TemplateId, Option<Option<HealthCheck>>),
+    /// Every template was read once.
+    Templates,
 }
 
 /// The task that listens ended, and why.
@@ -83,6 +90,7 @@ struct Ended(String);
 
 pub struct Liveness {
     lifecycle: Lifecycle,
+    checks: Checks,
     settings: Settings,
     options: connect::Options,
     leading: watch::Receiver<Option<u64>>,
@@ -103,8 +111,8 @@ impl Liveness {
         client: Client,
         runtime: tokio::runtime::Handle,
     ) -> Self {
-        let (lifecycle, clock) = (Lifecycle::new(settings), Instant::now());
-        Self { lifecycle, settings, options, leading, reaper, client, since: BTreeMap::new(), clock, runtime, task: None }
+        let (lifecycle, checks, clock) = (Lifecycle::new(settings), Checks::default(), Instant::now());
+        Self { lifecycle, checks, settings, options, leading, reaper, client, since: BTreeMap::new(), clock, runtime, task: None }
     }
 
     fn now_ms(&self) -> u64 {
@@ -144,8 +152,29 @@ impl Liveness {
         }));
     }
 
+    /// Hosts whose template says anew how health is checked. Unasked, under a token that agents know.
+    fn tell_checks(&mut self) {
+        let now_ms = self.now_ms();
+        for (template, health) in self.checks.due(self.lifecycle.acts(), now_ms) {
+            let hosts: Vec<HostId> = self.lifecycle.hosts_of(&template).cloned().collect();
+            tracing::info!(%template, hosts = hosts.len(), "hosts are told how health is checked");
+            let told = bytes::Bytes::from(BeatAnswer::Check { template: template.to_string(), health }.encode());
+            let client = self.client.clone();
+            self.runtime.spawn(async move {
+                for host in hosts {
+                    if let Some(subject) = subjects::answer(&host, subjects::TOLD_TOKEN)
+                        && let Err(error) = client.publish(subject, told.clone()).await
+                    {
+                        tracing::warn!(%host, %error, "a host was not told how health is checked: it learns it when it refreshes");
+                    }
+                }
+            });
+        }
+    }
+
     fn sweep(&mut self, context: &mut Context<Self>) {
         self.step(Event::Tick, context);
+        self.tell_checks();
         metrics::gauge!(names::REGISTERED_HOSTS).set(self.lifecycle.hosts() as f64);
         metrics::gauge!(names::SUSPECT_HOSTS).set(self.lifecycle.suspects() as f64);
         metrics::gauge!(names::FROZEN_TEMPLATES).set(self.lifecycle.frozen().count() as f64);
@@ -224,6 +253,7 @@ impl Supervised for Liveness {
         self.abort();
         // What was heard until now is not what will be heard from now on: everything is counted anew.
         self.lifecycle = Lifecycle::new(self.settings);
+        self.checks = Checks::default();
         self.since.clear();
     }
 }
@@ -241,8 +271,12 @@ impl Handler<Came> for Liveness {
                     self.step(event, context);
                 }
                 Heard::Written(host, at) => _ = self.since.insert(host, at),
+                Heard::Template(template, Some(health)) => self.checks.template(template, health, self.now_ms()),
+                Heard::Template(template, None) => self.checks.gone(&template),
+                Heard::Templates => self.checks.loaded(),
             }
         }
+        self.tell_checks();
     }
 }
 
@@ -326,12 +360,16 @@ impl Listen {
         let last = log.last(subjects::REGISTRY_HOSTS).await?.map_or(0, |entry| entry.sequence);
         let entries = log.follow(subjects::REGISTRY_HOSTS, DeliverPolicy::LastPerSubject).await?;
         let mut guards = log.follow(subjects::REGISTRY_GUARDS, DeliverPolicy::LastPerSubject).await?;
+        let (catalog, of_templates) = (Log::catalog(client.clone()), subjects::catalog_kind_all(CatalogKind::Template));
+        let last_template = catalog.last(&of_templates).await?.map_or(0, |entry| entry.sequence);
+        let mut templates = catalog.follow(&of_templates, DeliverPolicy::LastPerSubject).await?;
         let mut check = tokio::time::interval(CHECK_EVERY);
         check.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut beats, mut entries) = (beats.ready_chunks(DRAIN_MAX), entries.ready_chunks(DRAIN_MAX));
         let mut loaded = last == 0;
         let mut begun = vec![Heard::Event(Event::Connected(true))];
         begun.extend(loaded.then_some(Heard::Event(Event::Loaded)));
+        begun.extend((last_template == 0).then_some(Heard::Templates));
         self.hand_on(begun).await?;
         loop {
             // What the bus says about itself first, then entries: silence is never judged on less than what is known.
@@ -374,6 +412,11 @@ impl Listen {
                         _ => continue,
                     }
                 }
+                Some(message) = templates.next() => {
+                    let message = message?;
+                    let read_once = message.info()?.stream_sequence >= last_template;
+                    health(&message).into_iter().chain(read_once.then_some(Heard::Templates)).collect()
+                }
                 _ = check.tick() => {
                     // Who lost its entries with a stream that was deleted must enrol again, and nothing else would tell this controller.
                     match log.made_at().await {
@@ -389,6 +432,17 @@ impl Listen {
             };
             self.hand_on(heard).await?;
         }
+    }
+}
+
+/// One that cannot be read says nothing: its last good version counts.
+fn health(message: &async_nats::Message) -> Option<Heard> {
+    let name = Name::parse(&message.subject)?;
+    let template = TemplateId::new(name.id()).ok()?;
+    match Document::decode(&name, &message.payload).ok()? {
+        Some(Document::Template(document)) => Some(Heard::Template(template, Some(document.health.clone()))),
+        Some(_) => None,
+        None => Some(Heard::Template(template, None)),
     }
 }
 

@@ -158,8 +158,10 @@ impl Desk {
                             continue;
                         }
                         let answer = request.answer.clone();
-                        if queue.push(host, request) == Pushed::Full {
-                            self.turn_away(answer).await;
+                        match queue.push(host, request) {
+                            Pushed::Waits => {}
+                            Pushed::Repeated | Pushed::Shared => metrics::counter!(names::REGISTER_REPEATED).increment(1),
+                            Pushed::Full => self.turn_away(answer).await,
                         }
                     }
                 }

@@ -210,6 +210,11 @@ impl Lifecycle {
         self.hosts.len()
     }
 
+    /// Those that have enrolled workloads of this template.
+    pub fn hosts_of<'a>(&'a self, template: &'a TemplateId) -> impl Iterator<Item = &'a HostId> {
+        self.hosts.iter().filter(|(_, host)| host.templates.contains(template)).map(|(id, _)| id)
+    }
+
     pub fn suspects(&self) -> usize {
         self.hosts.values().filter(|host| host.suspect).count()
     }

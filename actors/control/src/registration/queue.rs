@@ -1,6 +1,10 @@
 //! What hosts have asked for and nobody has answered yet. Each host's requests are answered in the order they came, one at a time, so
 //! that a removal does not overtake the registration before it; hosts take turns. A request that is repeated while it waits is the
 //! same request with another place for the answer, so what waits is bounded by the number of hosts, not by their impatience.
+//!
+//! One that is repeated while it is being answered shares that answer, if it is to go to the same place: by that a host says that it is
+//! the same request. Another place is another request, though the words are the same: with other controllers it may have done something
+//! in between.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -23,6 +27,8 @@ pub enum Pushed {
     Waits,
     /// The same was waiting already; the answer goes to where it was asked for last.
     Repeated,
+    /// The same is being answered.
+    Shared,
     /// Nobody will answer it: too many wait.
     Full,
 }
@@ -30,8 +36,8 @@ pub enum Pushed {
 #[derive(Debug)]
 struct Line<P> {
     waiting: VecDeque<Request<P>>,
-    /// One of the host's requests is being answered.
-    busy: bool,
+    /// The request of the host that is being answered.
+    busy: Option<Request<P>>,
 }
 
 #[derive(Debug)]
@@ -44,31 +50,34 @@ pub struct Queue<P> {
     peak: usize,
 }
 
-impl<P: PartialEq> Default for Queue<P> {
+impl<P: PartialEq + Clone> Default for Queue<P> {
     fn default() -> Self {
         Self::new(WAITING_MAX)
     }
 }
 
-impl<P: PartialEq> Queue<P> {
+impl<P: PartialEq + Clone> Queue<P> {
     pub fn new(waiting_max: usize) -> Self {
         Self { lines: HashMap::new(), ready: VecDeque::new(), waiting: 0, waiting_max, peak: 0 }
     }
 
     pub fn push(&mut self, host: HostId, request: Request<P>) -> Pushed {
-        let line = self.lines.entry(host.clone()).or_insert_with(|| Line { waiting: VecDeque::new(), busy: false });
+        let line = self.lines.entry(host.clone()).or_insert_with(|| Line { waiting: VecDeque::new(), busy: None });
         // Only the last one: what came between may have changed what an earlier one means.
         if let Some(last) = line.waiting.back_mut().filter(|last| last.payload == request.payload) {
             last.answer = request.answer;
             return Pushed::Repeated;
         }
+        if line.waiting.is_empty() && line.busy.as_ref() == Some(&request) {
+            return Pushed::Shared;
+        }
         if self.waiting >= self.waiting_max || line.waiting.len() >= OF_A_HOST_MAX {
-            if line.waiting.is_empty() && !line.busy {
+            if line.waiting.is_empty() && line.busy.is_none() {
                 self.lines.remove(&host);
             }
             return Pushed::Full;
         }
-        if line.waiting.is_empty() && !line.busy {
+        if line.waiting.is_empty() && line.busy.is_none() {
             self.ready.push_back(host);
         }
         line.waiting.push_back(request);
@@ -82,14 +91,14 @@ impl<P: PartialEq> Queue<P> {
         let host = self.ready.pop_front()?;
         let line = self.lines.get_mut(&host)?;
         let request = line.waiting.pop_front()?;
-        line.busy = true;
+        line.busy = Some(request.clone());
         self.waiting -= 1;
         Some((host, request))
     }
 
     pub fn done(&mut self, host: &HostId) {
         let Some(line) = self.lines.get_mut(host) else { return };
-        line.busy = false;
+        line.busy = None;
         match line.waiting.is_empty() {
             true => _ = self.lines.remove(host),
             false => self.ready.push_back(host.clone()),
@@ -153,6 +162,27 @@ mod tests {
             queue.done(&host("a"));
         }
         assert_eq!(order, [(1, "second".to_owned()), (2, "leave".to_owned()), (1, "third".to_owned())]);
+    }
+
+    /// It was answered anew, although the answer it wanted was on its way.
+    #[test]
+    fn a_repetition_of_what_is_being_answered_shares_the_answer() {
+        let mut queue = Queue::default();
+        queue.push(host("a"), asks(1, "t"));
+        assert_eq!(queue.take(), Some((host("a"), asks(1, "t"))));
+        assert_eq!(queue.push(host("a"), asks(1, "t")), Pushed::Shared);
+        assert_eq!(queue.push(host("b"), asks(1, "t")), Pushed::Waits, "of another host it is another");
+        assert_eq!(queue.push(host("a"), asks(2, "t")), Pushed::Waits, "as are other words");
+        assert_eq!(queue.push(host("a"), asks(1, "t")), Pushed::Waits, "and the same after others");
+        queue.done(&host("a"));
+        let mut queue = Queue::default();
+        queue.push(host("a"), asks(1, "t"));
+        queue.take();
+        assert_eq!(queue.push(host("a"), asks(1, "u")), Pushed::Waits, "and what is to be answered elsewhere");
+        queue.done(&host("a"));
+        assert_eq!(queue.take(), Some((host("a"), asks(1, "u"))));
+        queue.done(&host("a"));
+        assert_eq!(queue.push(host("a"), asks(1, "u")), Pushed::Waits, "what was answered is asked anew");
     }
 
     #[test]

@@ -74,7 +74,11 @@ pub fn message(random: &mut Random, decoder: Decoder) -> Message {
             version: text(random, 32),
             state: state(random),
         }),
-        Decoder::BeatAnswer => Message::BeatAnswer(random.pick(&[BeatAnswer::Known, BeatAnswer::Unknown])),
+        Decoder::BeatAnswer => Message::BeatAnswer(match random.below(3) {
+            0 => BeatAnswer::Known,
+            1 => BeatAnswer::Unknown,
+            _ => BeatAnswer::Check { template: id(random), health: health(random) },
+        }),
         Decoder::Register => Message::Register(Register {
             boot: random.word(),
             template: random.chance(2).then(|| id(random)),
