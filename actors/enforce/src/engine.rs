@@ -191,7 +191,7 @@ impl Engine {
         let next = self.stamp.next().unwrap_or(Stamp::FIRST);
         let plan = |transaction, stamp, refused| Plan { transaction, stamp, wrapped: stamp < self.stamp, whole: true, refused };
         // A table made anew carries a stamp that no connection has met under another policy.
-        if !stamp::has_stamp(&self.actual) {
+        if !stamp::has_stamp(settings, &self.actual) {
             let desired = build(next);
             let transaction = if self.actual == Table::default() {
                 delta::diff(&self.actual, &desired, |_| false)

@@ -9,6 +9,9 @@ use crate::interface::Interface;
 pub enum Field {
     /// The family of the packet: [`FAMILY_V4`] or [`FAMILY_V6`].
     Family,
+    /// The first byte of the packet's header: the version of IP, and of IPv4 the header's length in words. [`PLAIN_V4`] is the
+    /// only value that anything is compared with.
+    VersionAndLength,
     /// The transport protocol of the packet.
     Protocol,
     InInterface,
@@ -38,6 +41,8 @@ pub enum Field {
 
 pub const FAMILY_V4: u8 = 2;
 pub const FAMILY_V6: u8 = 10;
+/// IPv4 without options.
+pub const PLAIN_V4: u8 = 0x45;
 pub const ORIGINAL: u8 = 0;
 pub const REPLY: u8 = 1;
 
@@ -58,7 +63,12 @@ impl Field {
     /// Its width in bytes.
     pub fn width(self) -> usize {
         match self {
-            Field::Family | Field::Protocol | Field::CtDirection | Field::CtProtocol | Field::TcpFlags => 1,
+            Field::Family
+            | Field::VersionAndLength
+            | Field::Protocol
+            | Field::CtDirection
+            | Field::CtProtocol
+            | Field::TcpFlags => 1,
             Field::CtDestinationPort | Field::CtIcmp | Field::SourcePort | Field::DestinationPort | Field::Icmp => 2,
             Field::CtState | Field::CtMark => 4,
             Field::CtSource4 | Field::CtDestination4 | Field::Source4 | Field::Destination4 => 4,

@@ -3,11 +3,12 @@
 //!
 //! | name | what it is |
 //! |---|---|
-//! | `b_…` | where packets come in |
+//! | `b_…` | where packets come in; `b_forward_…` with the fast path |
 //! | `j_out`, `j_in` | the two judges: the policy of the flow's original sender, and of its original receiver |
 //! | `p_N_out`, `p_N_o_out` | profile N: jumps to the denies, then to the allows, then the end; `o`: for packets that go onward |
 //! | `sd_…`, `sa_…` | denies and allows of a scope: one jump for each group bound there |
 //! | `d_…`, `a_…` | denies and allows of a group |
+//! | `st_…` | what knows the stamp: the fast path, and what each judge writes on the flows it accepts |
 //! | `x_…` | a refusal that knows what it logs |
 //! | `m4_G`, `n4_G` | members of group G: addresses, ranges |
 //! | `addr4_H`, `ports_H` | addresses and ports written in rules, named by their content, so that equal ones exist once |
@@ -72,6 +73,8 @@ fn name(text: fmt::Arguments<'_>) -> Name {
 }
 
 const CURRENT: &str = "cur";
+const FORWARD_OUT: &str = "b_forward_out";
+const FORWARD_IN: &str = "b_forward_in";
 const AUDITED: &str = "audited";
 const AUDITED4: &str = "audited4";
 const AUDITED6: &str = "audited6";
@@ -90,7 +93,7 @@ macro_rules! fixed {
 }
 
 fixed! {
-    /// Current stamp → accept: the fast path.
+    /// Current stamp → accept, in tables of before the stamps stood in rules only.
     current = CURRENT,
     claims = "claims",
     /// Interfaces of workloads in audit mode; looked at only when something is about to be denied.
@@ -114,15 +117,27 @@ fixed! {
     /// What comes from an address of its own.
     own4 = "own4",
     own6 = "own6",
+    /// The fast path of what is not forwarded: accepts what carries the current stamp, fully judged.
+    fast = "st_fast",
+    forward_out = FORWARD_OUT,
+    forward_in = FORWARD_IN,
     stamp_out = "st_out",
     stamp_in = "st_in",
 }
 
-/// The chain that stamps what its judge has accepted.
+/// The chain that stamps what its judge has accepted, and accepts it.
 pub fn stamp(direction: Direction) -> Name {
     match direction {
         Direction::Egress => stamp_out(),
         Direction::Ingress => stamp_in(),
+    }
+}
+
+/// Where a judge meets what is forwarded.
+pub fn forward(direction: Direction) -> Name {
+    match direction {
+        Direction::Egress => forward_out(),
+        Direction::Ingress => forward_in(),
     }
 }
 
@@ -247,6 +262,8 @@ pub fn chain_role(name: &str) -> Role {
         ("p_", Role::Profile),
         ("x_", Role::Neutral),
         ("st_", Role::Stamp),
+        (FORWARD_OUT, Role::Stamp),
+        (FORWARD_IN, Role::Stamp),
     ];
     beginnings.iter().find(|(beginning, _)| name.starts_with(beginning)).map_or(Role::Frame, |(_, role)| *role)
 }
@@ -281,6 +298,9 @@ mod tests {
             (super::deny(View::Connection, egress), Role::Frame),
             (audit(), Role::Frame),
             (stamp(egress), Role::Stamp),
+            (fast(), Role::Stamp),
+            (forward(egress), Role::Stamp),
+            (sided("b_input", egress), Role::Frame),
             (sided("j", egress), Role::Frame),
             (spoof(), Role::Frame),
         ];

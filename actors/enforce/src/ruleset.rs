@@ -30,7 +30,7 @@ use crate::names;
 use crate::settings::{Attachments, Settings, Stamp};
 use crate::table::{Chain, Elements, Set, SetKind, Table};
 
-pub(crate) use frame::stamp_rules;
+pub(crate) use frame::{stamp_chains, stamp_rule_counts};
 pub(crate) use groups::{Written, group_chains, has_spans, member_sets, member_spans, members_of};
 pub(crate) use profiles::{
     CHAINS, Denies, Found, Has, ProfileKey, Shape, bound, denies_of, has, jumps, lone_number, onward_rules, profile_chains,

@@ -133,7 +133,16 @@ impl Stamp {
     pub fn next(self) -> Option<Self> {
         Self::new(self.0 + 1)
     }
+
+    /// This one and those after it, up to the last of its [`STAMPS_PROVIDED`]: a table has rules for all of them.
+    pub fn provision(self) -> impl Iterator<Item = Self> {
+        (self.0..=(self.0 | (STAMPS_PROVIDED - 1))).map_while(Self::new)
+    }
 }
+
+/// For so many stamps in a row rules are written at once; a power of two. More of them cost room and time when they run out, fewer run
+/// out more often.
+pub const STAMPS_PROVIDED: u32 = 16;
 
 impl fmt::Display for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,15 +8,13 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use groupcast_policy::rule::Direction;
-
 use crate::Name;
-use crate::delta::{Op, Uses, element_ops};
+use crate::delta::{Op, Uses};
 use crate::expression::{Statement, Verdict};
 use crate::names::{self, Role, chain_role, set_role};
-use crate::ruleset::stamp_rules;
+use crate::ruleset::{stamp_chains, stamp_rule_counts};
 use crate::settings::{Settings, Stamp};
-use crate::table::{Data, Elements, Key, Rule, SetKind, Table};
+use crate::table::{Elements, Key, Rule, Table};
 
 /// Whether these operations do anything but accept more. `uses` says how rules name sets, before and after.
 pub fn needs_bump(actual: &Table, ops: &[Op], uses: impl Fn(&Name) -> Uses) -> bool {
@@ -76,21 +74,11 @@ fn leads_to(rule: &Rule) -> Option<Role> {
 /// The operations after which the table carries this stamp and no other. Of a table that has no place for one: none.
 pub fn ops(actual: &Table, settings: &Settings, stamp: Stamp) -> Vec<Op> {
     let mut ops = Vec::new();
-    let (set, kind) = (names::current(), SetKind::MarkToVerdict);
-    if let Some(held) = actual.sets.get(&set) {
-        let key = Key::Number(settings.mark.judged(stamp));
-        let want = Elements::Keyed([(key, Data::Verdict(Verdict::Accept))].into());
-        let (missing, surplus) = (held.elements.missing_from(&want), want.missing_from(&held.elements));
-        let empty = || Elements::of(kind);
-        element_ops(&mut ops, &set, kind, missing.unwrap_or_else(empty), surplus.unwrap_or_else(empty));
-    }
-    for side in [Direction::Egress, Direction::Ingress] {
-        let (chain, rules) = stamp_rules(settings, stamp, side);
+    for (chain, rules) in stamp_chains(settings, stamp) {
         let Some(held) = actual.chains.get(&chain) else { continue };
-        if held.rules != rules {
-            // Whole: nobody has to know which rule it was.
-            ops.push(Op::FlushChain { chain: chain.clone() });
-            ops.extend(rules.into_iter().enumerate().map(|(at, rule)| Op::AddRule { chain: chain.clone(), at, rule }));
+        match held.rules.strip_suffix(&rules[..]) {
+            Some(before) => delete_first(&mut ops, &chain, before.len()),
+            None => replace(&mut ops, chain, rules),
         }
     }
     ops
@@ -98,32 +86,50 @@ pub fn ops(actual: &Table, settings: &Settings, stamp: Stamp) -> Vec<Op> {
 
 /// The operations that replace one stamp by another, in a table that is known to carry the first.
 pub fn exchange(settings: &Settings, old: Stamp, new: Stamp) -> Vec<Op> {
-    let (set, kind) = (names::current(), SetKind::MarkToVerdict);
-    let one = |stamp: Stamp| Elements::Keyed([(Key::Number(settings.mark.judged(stamp)), Data::Verdict(Verdict::Accept))].into());
-    let mut ops = Vec::with_capacity(6);
-    element_ops(&mut ops, &set, kind, one(new), one(old));
-    for side in [Direction::Egress, Direction::Ingress] {
-        let (chain, rules) = stamp_rules(settings, new, side);
-        ops.push(Op::FlushChain { chain: chain.clone() });
-        ops.extend(rules.into_iter().enumerate().map(|(at, rule)| Op::AddRule { chain: chain.clone(), at, rule }));
+    let provided = old.provision().position(|stamp| stamp == new);
+    let mut ops = Vec::new();
+    match provided {
+        Some(steps) => {
+            for (chain, count) in stamp_rule_counts(settings) {
+                delete_first(&mut ops, &chain, steps * count);
+            }
+        }
+        None => stamp_chains(settings, new).into_iter().for_each(|(chain, rules)| replace(&mut ops, chain, rules)),
     }
     ops
 }
 
-/// Whether the table has places for a stamp.
-pub fn has_stamp(table: &Table) -> bool {
-    let chains = [Direction::Egress, Direction::Ingress].map(names::stamp);
-    table.sets.contains_key(&names::current()) && chains.iter().all(|chain| table.chains.contains_key(chain))
+/// What comes after them is for the stamps that follow.
+fn delete_first(ops: &mut Vec<Op>, chain: &Name, count: usize) {
+    ops.extend((0..count).map(|_| Op::DeleteRule { chain: chain.clone(), at: 0 }));
 }
 
-/// The stamp that a table carries, if it is one of ours.
+/// Whole: nobody has to know which rules they were.
+fn replace(ops: &mut Vec<Op>, chain: Name, rules: Vec<Rule>) {
+    ops.push(Op::FlushChain { chain: chain.clone() });
+    ops.extend(rules.into_iter().enumerate().map(|(at, rule)| Op::AddRule { chain: chain.clone(), at, rule }));
+}
+
+/// Whether the table has places for a stamp.
+pub fn has_stamp(settings: &Settings, table: &Table) -> bool {
+    stamp_rule_counts(settings).iter().all(|(chain, _)| table.chains.contains_key(chain))
+}
+
+/// The stamp that a table carries, if it is one of ours: what its first rule writes. Before there were rules for stamps to come, a map
+/// held the current one.
 pub fn stamp_of(settings: &Settings, table: &Table) -> Option<Stamp> {
-    let Elements::Keyed(current) = &table.sets.get(&names::current())?.elements else { return None };
-    current
-        .keys()
-        .filter_map(|key| match key {
-            Key::Number(mark) => settings.mark.stamp_in(*mark),
-            _ => None,
-        })
-        .max()
+    let written = table.chains.get(&names::stamp_out()).into_iter().flat_map(|chain| chain.rules.first()).flatten();
+    let written = written.filter_map(|statement| match statement {
+        Statement::SetMark { set, .. } => settings.mark.stamp_in(*set),
+        _ => None,
+    });
+    let held = match table.sets.get(&names::current()).map(|set| &set.elements) {
+        Some(Elements::Keyed(current)) => Some(current.keys()),
+        _ => None,
+    };
+    let held = held.into_iter().flatten().filter_map(|key| match key {
+        Key::Number(mark) => settings.mark.stamp_in(*mark),
+        _ => None,
+    });
+    written.chain(held).max()
 }

@@ -201,6 +201,7 @@ fn needs_protocols(statement: &Statement) -> bool {
 fn field_text(field: Field) -> &'static str {
     match field {
         Field::Family => "meta nfproto",
+        Field::VersionAndLength => "@nh,0,8",
         Field::Protocol => "meta l4proto",
         Field::InInterface => "iifname",
         Field::OutInterface => "oifname",
@@ -232,7 +233,7 @@ fn number_text(field: Field, number: u128) -> String {
         Field::CtDirection => if number == 0 { "original" } else { "reply" }.into(),
         Field::Family if number == 2 => "ipv4".into(),
         Field::Family if number == 10 => "ipv6".into(),
-        Field::CtMark | Field::CtIcmp | Field::Icmp => format!("{number:#x}"),
+        Field::CtMark | Field::CtIcmp | Field::Icmp | Field::VersionAndLength => format!("{number:#x}"),
         _ => number.to_string(),
     }
 }

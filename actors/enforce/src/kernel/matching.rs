@@ -6,7 +6,7 @@ use groupcast_policy::packet::{Payload, family_of};
 
 use super::{Packet, Tracked, tcp_flags};
 use crate::Name;
-use crate::expression::{FAMILY_V4, FAMILY_V6, Field, Test, Value, Verdict};
+use crate::expression::{FAMILY_V4, FAMILY_V6, Field, PLAIN_V4, Test, Value, Verdict};
 use crate::interface::Interface;
 use crate::table::{Data, Elements, Key, Table};
 
@@ -32,6 +32,8 @@ fn load(field: Field, packet: &Packet, tracked: &Tracked) -> Option<Value> {
     };
     match field {
         Field::Family => Some(Value::from(if packet.source.is_ipv4() { FAMILY_V4 } else { FAMILY_V6 })),
+        // Packets of the model have no options.
+        Field::VersionAndLength => Some(Value::from(if packet.source.is_ipv4() { PLAIN_V4 } else { 0x60 })),
         Field::Protocol => Some(Value::from(packet.payload.protocol(family_of(packet.source)))),
         Field::InInterface => Some(Value::Interface(packet.came_in)),
         Field::OutInterface => Some(Value::Interface(packet.goes_out)),

@@ -9,8 +9,8 @@ use super::groups::log;
 use super::workloads::Keys;
 use crate::Name;
 use crate::expression::{
-    FAMILY_V4, FAMILY_V6, Field, ORIGINAL, REPLY, STATE_NEW, STATE_UNTRACKED, Statement, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN,
-    Test, Value, Verdict,
+    FAMILY_V4, FAMILY_V6, Field, ORIGINAL, PLAIN_V4, REPLY, STATE_NEW, STATE_UNTRACKED, Statement, TCP_ACK, TCP_FIN, TCP_RST,
+    TCP_SYN, Test, Value, Verdict,
 };
 use crate::interface::{Claim, Interface, disjoint};
 use crate::names::{self, Keyed, View};
@@ -104,11 +104,12 @@ pub fn write(desired: &mut Desired<'_>, settings: &Settings, stamp: Stamp, keys:
     let claims = claims.into_iter().map(|claim| (Key::Claim(claim), Data::Nothing)).collect();
     desired.put_set(names::claims(), SetKind::Claims, Elements::Keyed(claims));
     desired.put_set(names::seen(), SetKind::Seen, Elements::of(SetKind::Seen));
-    let current = [(Key::Number(settings.mark.judged(stamp)), Data::Verdict(Verdict::Accept))];
-    desired.put_set(names::current(), SetKind::MarkToVerdict, Elements::Keyed(current.into()));
+    for (name, rules) in stamp_chains(settings, stamp) {
+        let side = SIDES.into_iter().find(|side| names::forward(*side) == name);
+        let base = side.map(|side| Base { hook: Hook::Forward, priority: priority(side) });
+        desired.chains.insert(name, Chain { base, rules });
+    }
     for side in SIDES {
-        let (name, rules) = stamp_rules(settings, stamp, side);
-        desired.put_chain(name, rules);
         passing(desired, settings, side);
         refusing(desired, settings, keys, side);
         judge(desired, settings, keys, side);
@@ -123,25 +124,60 @@ pub fn write(desired: &mut Desired<'_>, settings: &Settings, stamp: Stamp, keys:
     spoof(desired, settings, keys);
 }
 
-/// The only rules that know the stamp. It is written from immediates, never from a map: rules flip with the transaction, a map's
-/// elements may be newer than the rules a packet has started with, and would stamp by the new policy what the old one judged.
-pub fn stamp_rules(settings: &Settings, stamp: Stamp, side: Direction) -> (Name, Vec<Rule>) {
+/// The rules of one stamp in each of the chains that know it. It is compared with and written from immediates, never from a map: rules
+/// flip with the transaction, a map's elements may be newer than the rules a packet has started with, and would stamp by the new
+/// policy what the old one judged; and a comparison is less than half of a look-up, which every packet would pay twice.
+///
+/// Nothing goes on behind them: what follows is for stamps to come. A packet that has started with the rules of this stamp may meet a
+/// flow that already carries the next one, half judged, and must not complete it.
+fn stamp_rules(settings: &Settings, stamp: Stamp) -> [(Name, Vec<Rule>); 5] {
     let (mark, keep) = (settings.mark, settings.mark.foreign());
-    let half = mark.half_judged(stamp);
-    let rule = match side {
-        Direction::Egress => vec![Statement::SetMark { keep, set: half }],
-        Direction::Ingress => vec![
-            test(Field::CtMark, Test::Masked { mask: mark.mask(), is: half }),
-            Statement::SetMark { keep, set: mark.judged(stamp) },
-        ],
+    let (half, full) = (mark.half_judged(stamp), mark.judged(stamp));
+    let is = |number: u32| test(Field::CtMark, Test::Masked { mask: mark.mask(), is: number });
+    // What is forwarded asks at once, and not through a jump: that costs as much as what it leads to.
+    let forward = |side: Direction| match settings.mode {
+        Mode::Bypass => Vec::new(),
+        _ => vec![vec![is(full), accept()], vec![Statement::goto(&names::sided("j", side))]],
     };
-    (names::stamp(side), vec![rule])
+    [
+        (names::forward_out(), forward(Direction::Egress)),
+        (names::forward_in(), forward(Direction::Ingress)),
+        (names::fast(), vec![vec![is(full), accept()], vec![Statement::Verdict(Verdict::Return)]]),
+        (names::stamp_out(), vec![vec![Statement::SetMark { keep, set: half }, accept()]]),
+        (names::stamp_in(), vec![vec![is(half), Statement::SetMark { keep, set: full }], vec![accept()]]),
+    ]
 }
 
-/// `half` is for an end that is not judged: not ours, or open in this direction.
+/// The only rules that know the stamp: those of this one, then those of the stamps to come, up to the last that has its number's upper
+/// bits in common with it. So the next stamp deletes rules, and mostly adds none: the kernel takes a rule away in a fraction of the time
+/// that it needs to take one in, and looks at the whole table again where one comes that decides.
+pub fn stamp_chains(settings: &Settings, stamp: Stamp) -> Vec<(Name, Vec<Rule>)> {
+    let mut chains: Vec<(Name, Vec<Rule>)> = Vec::new();
+    for stamp in stamp.provision() {
+        for (at, (name, rules)) in stamp_rules(settings, stamp).into_iter().enumerate() {
+            match chains.get_mut(at) {
+                Some((_, all)) => all.extend(rules),
+                None => chains.push((name, rules)),
+            }
+        }
+    }
+    chains
+}
+
+/// The chains that know the stamp, and how many rules each has for one.
+pub fn stamp_rule_counts(settings: &Settings) -> [(Name, usize); 5] {
+    let forward = if settings.mode == Mode::Bypass { 0 } else { 2 };
+    [
+        (names::forward_out(), forward),
+        (names::forward_in(), forward),
+        (names::fast(), 2),
+        (names::stamp_out(), 1),
+        (names::stamp_in(), 2),
+    ]
+}
+
+/// Where an end that is not judged, not ours or open in this direction, goes straight to its stamp.
 fn passing(desired: &mut Desired<'_>, settings: &Settings, side: Direction) {
-    let stamped = vec![vec![Statement::jump(&names::stamp(side))], vec![accept()]];
-    desired.put_chain(names::sided("half", side), stamped.clone());
     let mut rules = Vec::new();
     if !settings.adopting {
         // Conntrack takes a connection up in its middle, from either end: it could come back reversed after it was refused.
@@ -153,7 +189,7 @@ fn passing(desired: &mut Desired<'_>, settings: &Settings, side: Direction) {
             Statement::goto(&names::end(View::Connection, side)),
         ]);
     }
-    rules.extend(stamped);
+    rules.push(vec![Statement::goto(&names::stamp(side))]);
     desired.put_chain(names::sided("pass", side), rules);
 }
 
@@ -235,7 +271,7 @@ fn judge(desired: &mut Desired<'_>, settings: &Settings, keys: Keys, side: Direc
     let end = Statement::goto(&names::end(View::Connection, side));
     rules.extend(flows.map(|(of_flow, interface, _)| vec![direction(of_flow), claimed(interface), end.clone()]));
     // The judged end is not ours, the other one is: half is done.
-    let half = Statement::goto(&names::sided("half", side));
+    let half = Statement::goto(&names::stamp(side));
     rules.push(vec![direction(ORIGINAL), claimed(reply), half.clone()]);
     rules.push(vec![direction(REPLY), claimed(original), half]);
     // Every rule before asks for the direction of a connection, which what is invalid or untracked does not have: only that gets here,
@@ -259,22 +295,24 @@ fn no_connection(desired: &mut Desired<'_>, settings: &Settings) {
     desired.put_chain(names::no_connection(), rules);
 }
 
+fn priority(side: Direction) -> i32 {
+    match side {
+        Direction::Egress => PRIORITY_OUT,
+        Direction::Ingress => PRIORITY_IN,
+    }
+}
+
+/// Where packets of the machine itself come in; those that are forwarded are met by the stamp's own chains.
 fn bases(desired: &mut Desired<'_>, settings: &Settings, side: Direction) {
-    let priority = if side == Direction::Egress { PRIORITY_OUT } else { PRIORITY_IN };
-    let hooks = [
-        ("b_forward", Hook::Forward, None),
-        ("b_input", Hook::Input, Some(names::infrastructure_in())),
-        ("b_output", Hook::Output, Some(names::infrastructure_out())),
-    ];
+    let hooks = [("b_input", Hook::Input, names::infrastructure_in()), ("b_output", Hook::Output, names::infrastructure_out())];
     for (stem, hook, infrastructure) in hooks {
         let mut rules = Vec::new();
         if settings.mode != Mode::Bypass {
-            let fields = vec![Field::CtMark];
-            rules.push(vec![Statement::VerdictOf { fields, mask: Some(settings.mark.mask()), map: names::current() }]);
-            rules.extend(infrastructure.map(|chain| vec![Statement::jump(&chain)]));
+            rules.push(vec![Statement::jump(&names::fast())]);
+            rules.push(vec![Statement::jump(&infrastructure)]);
             rules.push(vec![Statement::goto(&names::sided("j", side))]);
         }
-        desired.chains.insert(names::sided(stem, side), Chain { base: Some(Base { hook, priority }), rules });
+        desired.chains.insert(names::sided(stem, side), Chain { base: Some(Base { hook, priority: priority(side) }), rules });
     }
 }
 
@@ -332,10 +370,12 @@ fn spoof(desired: &mut Desired<'_>, settings: &Settings, keys: Keys) {
         let own = |family: &Statement, field: Field, set: Name, then: Name| {
             vec![family.clone(), Statement::in_set([Field::InInterface, field], &set), Statement::goto(&then)]
         };
-        // Nothing a DHCP server sends comes from another port, so nearly every packet of IPv4 is through with one rule.
+        // Nothing a DHCP server sends comes from another port, so nearly every packet of IPv4 is through with one rule. That it is
+        // one is told by the first byte of its header, if it has no options: it is there to be compared, the family has to be asked for.
         let not_dhcp = test(Field::SourcePort, Test::IsNot(DHCP_SERVER.into()));
+        let plain_v4 = Statement::is(Field::VersionAndLength, PLAIN_V4);
         rules.push(line([
-            vec![v4.clone(), Statement::in_set([Field::InInterface, Field::Source4], &names::source4())],
+            vec![plain_v4, Statement::in_set([Field::InInterface, Field::Source4], &names::source4())],
             vec![not_dhcp, accept()],
         ]));
         rules.push(own(&v4, Field::Source4, names::source4(), names::own4()));

@@ -189,12 +189,8 @@ pub fn write(desired: &mut Desired<'_>, documents: &impl Documents, placed: &BTr
 }
 
 fn fixed_verdicts() -> [(Key, Data); 3] {
-    [
-        (OPEN_OUT, names::sided("half", Direction::Egress)),
-        (OPEN_IN, names::sided("half", Direction::Ingress)),
-        (PLAIN_ACCEPT, Name::from("open")),
-    ]
-    .map(|(number, chain)| (Key::Number(number), Data::Verdict(Verdict::Goto(chain))))
+    [(OPEN_OUT, names::stamp(Direction::Egress)), (OPEN_IN, names::stamp(Direction::Ingress)), (PLAIN_ACCEPT, Name::from("open"))]
+        .map(|(number, chain)| (Key::Number(number), Data::Verdict(Verdict::Goto(chain))))
 }
 
 /// A profile's chains, whatever the documents make of it.

@@ -1,11 +1,12 @@
 use groupcast_policy::doc::RuleKey;
 use groupcast_policy::ids::GroupId;
 use groupcast_policy::net::Family;
-use groupcast_policy::rule::Action;
+use groupcast_policy::rule::{Action, Direction};
 
 use super::*;
 use crate::names::View;
-use crate::table::Chain;
+use crate::settings::{Mode, STAMPS_PROVIDED};
+use crate::table::{Chain, Data, SetKind};
 
 /// Every row: what is done, and whether flows that were accepted may have to stop.
 #[test]
@@ -56,26 +57,67 @@ fn only_growth_of_allows_keeps_the_stamp() {
     }
 }
 
+/// A table with nothing but the chains that know the stamp.
+fn carrying(settings: &Settings, stamp: Stamp) -> Table {
+    let chains = stamp_chains(settings, stamp).into_iter();
+    Table { chains: chains.map(|(name, rules)| (name, Chain { base: None, rules })).collect(), ..Table::default() }
+}
+
+#[test]
+fn the_rules_of_one_stamp_are_as_many_as_is_said() {
+    let last = Stamp::new(STAMPS_PROVIDED * 2 - 1).unwrap();
+    for mode in [Mode::Enforce, Mode::Audit, Mode::Bypass, Mode::Lockdown] {
+        let settings = Settings { mode, ..Settings::default() };
+        let counts = stamp_chains(&settings, last).into_iter().map(|(name, rules)| (name, rules.len()));
+        assert_eq!(counts.collect::<Vec<_>>(), stamp_rule_counts(&settings));
+    }
+    assert_eq!(last.provision().count(), 1);
+    assert_eq!(Stamp::FIRST.provision().count() as u32, STAMPS_PROVIDED - 1);
+    assert_eq!(Stamp::MAX.provision().collect::<Vec<_>>(), [Stamp::MAX]);
+}
+
+/// One step deletes the rules of the stamp that was; at the end of what is provided, and for whatever is further away, all are
+/// written anew. Either way the table is the one that the new stamp alone leads to.
 #[test]
 fn a_new_stamp_replaces_the_old_one_everywhere() {
     let settings = Settings::default();
-    let (old, new) = (Stamp::new(7).unwrap(), Stamp::new(8).unwrap());
-    let mut table = Table::default();
-    assert!(ops(&table, &settings, new).is_empty() && !has_stamp(&table));
-    for side in [Direction::Egress, Direction::Ingress] {
-        let (chain, rules) = stamp_rules(&settings, old, side);
-        table.chains.insert(chain, Chain { base: None, rules });
+    assert!(ops(&Table::default(), &settings, Stamp::FIRST).is_empty() && !has_stamp(&settings, &Table::default()));
+    let (first, last) = (STAMPS_PROVIDED, STAMPS_PROVIDED * 2 - 1);
+    let max = Stamp::MAX.number();
+    let rows = [
+        (first, first + 1, true),
+        (first, first + 3, true),
+        (last - 1, last, true),
+        (last, last + 1, false),
+        (first, first + 1_000, false),
+        (first + 1, first, false),
+        (max, 1, false),
+    ];
+    for (old, new, deletes_only) in rows {
+        let (old, new) = (Stamp::new(old).unwrap(), Stamp::new(new).unwrap());
+        let mut table = carrying(&settings, old);
+        assert!(has_stamp(&settings, &table));
+        assert_eq!(stamp_of(&settings, &table), Some(old));
+        assert_eq!(ops(&table, &settings, old), []);
+        let step = exchange(&settings, old, new);
+        assert_eq!(step, ops(&table, &settings, new), "{old} to {new}");
+        assert_eq!(step.iter().all(|op| matches!(op, Op::DeleteRule { .. })), deletes_only, "{old} to {new}");
+        table.apply(&crate::delta::Transaction { anew: false, ops: step }).unwrap();
+        assert_eq!(table, carrying(&settings, new), "{old} to {new}");
     }
-    let current = crate::table::Set::keyed(
-        SetKind::MarkToVerdict,
-        [(Key::Number(settings.mark.judged(old)), Data::Verdict(Verdict::Accept))],
-    );
+}
+
+/// What an agent of before left in the kernel: the current stamp in a map, and no rules for others.
+#[test]
+fn the_stamp_of_an_earlier_table_goes_on_and_the_table_is_made_anew() {
+    let settings = Settings::default();
+    let stamp = Stamp::new(7).unwrap();
+    let mut table = carrying(&settings, stamp);
+    table.chains.remove(&names::fast());
+    table.chains.values_mut().for_each(|chain| chain.rules.truncate(1));
+    let key = Key::Number(settings.mark.judged(Stamp::new(9).unwrap()));
+    let current = crate::table::Set::keyed(SetKind::MarkToVerdict, [(key, Data::Verdict(Verdict::Accept))]);
     table.sets.insert(names::current(), current);
-    assert!(has_stamp(&table));
-    assert_eq!(ops(&table, &settings, old), []);
-    let transaction = crate::delta::Transaction { anew: false, ops: ops(&table, &settings, new) };
-    assert_eq!(transaction.ops.len(), 6);
-    table.apply(&transaction).unwrap();
-    assert_eq!(stamp_of(&settings, &table), Some(new));
-    assert_eq!(ops(&table, &settings, new), []);
+    assert!(!has_stamp(&settings, &table));
+    assert_eq!(stamp_of(&settings, &table), Stamp::new(9));
 }

@@ -3,7 +3,7 @@ use std::process::Command;
 use groupcast_policy::net::Span;
 
 use super::*;
-use crate::expression::{FAMILY_V4, FAMILY_V6, ORIGINAL, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN};
+use crate::expression::{FAMILY_V4, FAMILY_V6, ORIGINAL, PLAIN_V4, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN};
 use crate::table::Chain;
 
 fn name(text: &str) -> Name {
@@ -61,6 +61,7 @@ fn everything() -> Table {
     let tests = |field, test| vec![Statement::Match { fields: vec![field], test }];
     let mut rules = vec![
         is(Field::Family, FAMILY_V6.into()),
+        is(Field::VersionAndLength, PLAIN_V4.into()),
         is(Field::CtDirection, ORIGINAL.into()),
         tests(Field::InInterface, Test::Is(Value::Interface(interface))),
         tests(Field::InInterface, Test::NotIn(name("claims"))),

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use groupcast_enforce::delta::{Op, Transaction};
 use groupcast_enforce::enforcer::Enforcer;
+use groupcast_enforce::expression::{Field, Statement, Test, Verdict};
 use groupcast_enforce::interface::{Claim, Interface};
 use groupcast_enforce::names;
 use groupcast_enforce::settings::{Attached, Attachment, Attachments, Settings, Stamp};
-use groupcast_enforce::table::SetKind;
 use groupcast_policy::doc::{Content, Document, Enforced, Phase, Phases, Placement, Rules};
 use groupcast_policy::ids::{GroupId, HostId, WorkloadId};
 use groupcast_policy::net::Prefix;
+use groupcast_policy::rule::Direction;
 use groupcast_policy::text::parse_rule;
 use groupcast_policy::topic::{Scope, Topic};
 use serde::Serialize;
@@ -150,10 +151,18 @@ fn enforce(judged: bool) -> Result<usize, Failure> {
     let table = keeper.engine().actual();
     let rules = table.chains.values().map(|chain| chain.rules.len()).sum();
     if judged {
-        let (set, kind) = (names::current(), SetKind::MarkToVerdict);
-        let elements = table.sets.get(&set).map(|set| set.elements.clone()).ok_or("the table has no stamp")?;
-        let op = Op::DeleteElements { set, kind, elements };
-        keeper.enforcer().commit(&Transaction { anew: false, ops: vec![op] })?;
+        // The fast path asks for a stamp that no flow carries.
+        let mask = keeper.engine().settings().mark.mask();
+        let never = Statement::Match { fields: vec![Field::CtMark], test: Test::Masked { mask, is: mask } };
+        let mut ops = Vec::new();
+        for side in [Direction::Egress, Direction::Ingress] {
+            let chain = names::forward(side);
+            let judge = Statement::goto(&names::sided("j", side));
+            let rules = [vec![never.clone(), Statement::Verdict(Verdict::Accept)], vec![judge]];
+            ops.push(Op::FlushChain { chain: chain.clone() });
+            ops.extend(rules.into_iter().enumerate().map(|(at, rule)| Op::AddRule { chain: chain.clone(), at, rule }));
+        }
+        keeper.enforcer().commit(&Transaction { anew: false, ops })?;
     }
     Ok(rules)
 }

@@ -47,8 +47,9 @@ enum Load {
     Payload { base: u32, offset: u32 },
 }
 
-const FIELDS: [Field; 22] = [
+const FIELDS: [Field; 23] = [
     Field::Family,
+    Field::VersionAndLength,
     Field::Protocol,
     Field::InInterface,
     Field::OutInterface,
@@ -75,6 +76,7 @@ const FIELDS: [Field; 22] = [
 fn load_of(field: Field) -> Load {
     match field {
         Field::Family => Load::Meta(META_NFPROTO),
+        Field::VersionAndLength => Load::Payload { base: NETWORK, offset: 0 },
         Field::Protocol => Load::Meta(META_L4PROTO),
         Field::InInterface => Load::Meta(META_IIFNAME),
         Field::OutInterface => Load::Meta(META_OIFNAME),

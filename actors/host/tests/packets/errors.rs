@@ -7,7 +7,7 @@ use groupcast_enforce::trial::{self, WORKLOADS};
 use groupcast_policy::net::Family;
 use groupcast_policy::packet::{ICMP, ICMPV6, Payload, TCP, UDP};
 
-use crate::packet::{Packet, SYN, checksum, with_head};
+use crate::packet::{Packet, SYN, checksum, sum, with_head};
 use crate::rows::{Story, place, rules};
 use crate::stage::{FAMILIES, isolated};
 
@@ -91,6 +91,42 @@ fn fragments_of_an_allowed_flow_pass_and_no_other() {
             fragments(&spoofed).iter().for_each(|piece| story.machine().wire(0).send_bytes(piece));
             story.machine().sentinel();
             assert_eq!(came_out(&mut story, OUTSIDE, &spoofed), 0, "{family:?}: spoofed");
+        }
+    });
+}
+
+/// The packet with options in its header that say nothing.
+fn with_options(packet: &Packet) -> Vec<u8> {
+    const NOTHING: [u8; 4] = [1, 1, 1, 0];
+    let mut bytes = packet.bytes();
+    bytes.splice(20..20, NOTHING);
+    bytes[0] += 1;
+    let length = bytes.len() as u16;
+    bytes[2..4].copy_from_slice(&length.to_be_bytes());
+    bytes[10..12].fill(0);
+    let checksum = !(sum(&bytes[..24], 0) as u16);
+    bytes[10..12].copy_from_slice(&checksum.to_be_bytes());
+    bytes
+}
+
+/// Anti-spoofing knows most packets of IPv4 by a header without options: the others are asked the same.
+#[test]
+fn a_header_with_options_is_judged_like_one_without() {
+    isolated(|| {
+        let mut story = Story::begin_again();
+        let own = story.udp(0, OUTSIDE, 5001);
+        let server = Payload::Ports { protocol: UDP, source: 67, destination: 68 };
+        let rows = [
+            (own, true),
+            (Packet { source: trial::address(1, Family::V4), ..own }, false),
+            (Packet { source: "8.8.8.8".parse().unwrap(), ..own }, false),
+            (Packet { payload: server, ..own }, false),
+        ];
+        for (packet, passes) in rows {
+            story.machine().wire(OUTSIDE).drain();
+            story.machine().wire(0).send_bytes(&with_options(&packet));
+            story.machine().sentinel();
+            assert_eq!(came_out(&mut story, OUTSIDE, &packet) > 0, passes, "{packet:?}");
         }
     });
 }

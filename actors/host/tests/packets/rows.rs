@@ -135,6 +135,10 @@ fn nobody_sends_from_anothers_address() {
         let six = |source: IpAddr| Packet { source, destination: trial::address(OUTSIDE, Family::V6), ..own };
         assert!(story.passes(0, OUTSIDE, &six(trial::address(0, Family::V6))));
         assert!(!story.passes(0, OUTSIDE, &six(trial::address(1, Family::V6))));
+        // Nor with its own address of IPv4 where a header of IPv4 has it.
+        let IpAddr::V4(address) = own.source else { panic!("{}", own.source) };
+        let disguised = std::net::Ipv6Addr::from_bits(0x2001_0db8 << 96 | u128::from(address.to_bits()) << 64 | 1);
+        assert!(!story.passes(0, OUTSIDE, &six(disguised.into())));
         // It did not touch the other's connection: that one's answers still come.
         let flow = story.udp(1, OUTSIDE, 5002);
         assert!(story.passes(1, OUTSIDE, &flow));
