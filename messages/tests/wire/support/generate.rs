@@ -53,7 +53,7 @@ pub fn message(random: &mut Random, decoder: Decoder) -> Message {
         }),
         Decoder::Ask => {
             let (ask, term, held) = (random.small(), random.number(), revisions(random));
-            let known = if random.number() % 2 == 0 { held.len() } else { 0 };
+            let known = if random.number().is_multiple_of(2) { held.len() } else { 0 };
             Message::Ask(Ask { ask, term, held, digests: (0..known).map(|_| Digest(random.number())).collect() })
         }
         Decoder::Answer => Message::Answer(answer(random)),
