@@ -65,15 +65,23 @@ impl Processes {
     }
 }
 
+#[derive(Debug, Clone, Default)]
+pub struct Leader {
+    pub name: String,
+    pub term: u64,
+    /// The term since which the stream lives.
+    pub since: u64,
+}
+
 /// Who leads, and under which term, as the lead messages say.
-pub async fn follow_leader(client: async_nats::Client) -> anyhow::Result<watch::Receiver<(String, u64)>> {
+pub async fn follow_leader(client: async_nats::Client) -> anyhow::Result<watch::Receiver<Leader>> {
     let mut leads = client.subscribe(subjects::LEAD_READ).await?;
-    let (told, leader) = watch::channel((String::new(), 0));
+    let (told, leader) = watch::channel(Leader::default());
     tokio::spawn(async move {
         while let Some(message) = leads.next().await {
             if let Ok(lead) = Lead::decode(&message.payload)
-                && told.borrow().1 < lead.term
-                && told.send((lead.leader, lead.term)).is_err()
+                && told.borrow().term < lead.term
+                && told.send(Leader { name: lead.leader, term: lead.term, since: lead.since }).is_err()
             {
                 return;
             }
@@ -99,7 +107,7 @@ pub struct Hurting {
     pub source: Option<Arc<Source>>,
     pub desk: Arc<Desk>,
     pub client: async_nats::Client,
-    pub leader: watch::Receiver<(String, u64)>,
+    pub leader: watch::Receiver<Leader>,
     pub seed: u64,
 }
 
@@ -129,7 +137,7 @@ impl Hurting {
     }
 
     async fn carry_out(&self, fault: &Fault) -> anyhow::Result<()> {
-        let leader = self.leader.borrow().0.clone();
+        let leader = self.leader.borrow().name.clone();
         match fault.kind {
             FaultKind::KillLeader | FaultKind::KillFollower => {
                 let mut processes = self.processes.lock().await;
@@ -240,7 +248,7 @@ impl Hurting {
     /// have them, if nothing but the readers stood in the way.
     async fn publish_as_deposed(&self, fault: &Fault) -> anyhow::Result<()> {
         let mut random = Random::new(self.seed ^ fault.at.as_millis() as u64 ^ 0x57a1e);
-        let term = self.leader.borrow().1;
+        let Leader { term, since, .. } = self.leader.borrow().clone();
         if term < 2 {
             say("stale-leader: nobody was deposed so far");
             return Ok(());
@@ -259,7 +267,7 @@ impl Hurting {
                 tally: None,
                 spread_ms: 0,
             };
-            let sequence = (term << 40) + STALE_AHEAD + number as u64;
+            let sequence = (since << 40) + STALE_AHEAD + number as u64;
             let mut headers = async_nats::HeaderMap::new();
             headers.insert("Nats-Stream", streams::TOPICS.name);
             headers.insert("Nats-Subject", subjects::write(&topic).as_str());
