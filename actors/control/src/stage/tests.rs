@@ -232,6 +232,27 @@ fn whoever_leads_before_everything_is_read_waits() {
     assert_eq!((bench.batches, bench.shown()), (1, bench.scratch()));
 }
 
+/// Read at the same time is not changed at the same time.
+#[test]
+fn changes_that_arrive_together_are_published_together_and_stay_apart() {
+    let mut bench = Bench::default();
+    bench.load();
+    bench.handle(Event::Leading(Some(1)));
+    bench.run();
+    let (first, second) = (bench.sequence + 1, bench.sequence + 2);
+    let part = |through| Part { items: 1, ends: 1, through };
+    let parts = vec![part(first), part(second)];
+    let items = vec![group(1, 1), group(2, 2)];
+    let arrival = Arrival { items, through: second, ends: vec![first, second], parts, ..Arrival::default() };
+    bench.handle(Event::Arrived(Origin::Catalog, arrival));
+    let parcel = bench.stage.in_flight.as_ref().unwrap();
+    let of = |id: u8| move |topic: &Topic| topic.to_string().ends_with(&format!(".g{id}"));
+    assert_eq!((parcel.wholes.len(), parcel.marks.len(), parcel.catalog), (2, 2, second));
+    assert!(parcel.wholes[0].keys().all(of(1)) && parcel.wholes[1].keys().all(of(2)), "{:?}", parcel.wholes);
+    bench.run();
+    assert_eq!((bench.batches, bench.shown()), (2, bench.scratch()));
+}
+
 #[test]
 fn while_a_batch_is_in_flight_changes_gather_and_a_full_outbox_holds_up_its_writer() {
     let mut bench = Bench::default();

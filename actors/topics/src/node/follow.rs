@@ -7,13 +7,14 @@
 use crate::Map;
 use std::collections::BTreeMap;
 
-use groupcast_messages::{Answer, Ask, Body, Cut, Delta, Lead, TopicRef};
+use groupcast_messages::{Cut, Delta, Lead};
 use groupcast_policy::doc::{Digest, Document};
 use groupcast_policy::topic::Topic;
 
-use super::{Desired, Effect, Incident, Node, Records};
+use super::fetch::Parts;
+use super::{Desired, Effect, Incident, Node};
 use crate::batch::Proposal;
-use crate::replica::{CHAIN, PublishedDelta, Replica};
+use crate::replica::{PublishedDelta, Replica};
 
 /// Messages kept while a hole before them is open.
 pub const BUFFERED_MESSAGES_MAX: usize = 200_000;
@@ -34,7 +35,7 @@ impl Arrived {
 }
 
 #[derive(Debug)]
-enum State {
+pub(super) enum State {
     /// Waiting for the head, to know whether there is anything to fetch.
     Starting,
     /// Another controller is asked for everything.
@@ -56,25 +57,19 @@ enum State {
     Synced,
 }
 
-#[derive(Debug, Default)]
-struct Parts {
-    chunks: BTreeMap<u32, groupcast_messages::Chunk>,
-    last: Option<u32>,
-}
-
 #[derive(Debug)]
 pub(super) struct Follow {
-    state: State,
+    pub state: State,
     buffer: BTreeMap<u64, Arrived>,
     /// A message is missing, since then: later ones are here, and they come in order.
     gap_since_ms: Option<u64>,
     /// Something is on its way, or lost, and nothing has come since then.
     lag_since_ms: Option<u64>,
     /// The copy held here contradicts what was published.
-    unfit: bool,
-    last_ask: u32,
+    pub unfit: bool,
+    pub last_ask: u32,
     /// The term under which the stream's present life began, by the newest lead message heard of.
-    since: u64,
+    pub since: u64,
     retry_ms: Option<u64>,
     /// By the newest lead message in the replica, the stream lacks topics.
     pub incomplete: bool,
@@ -101,7 +96,7 @@ impl Follow {
         matches!(self.state, State::Synced)
     }
 
-    fn nothing_is_missing(&mut self) {
+    pub fn nothing_is_missing(&mut self) {
         (self.gap_since_ms, self.lag_since_ms) = (None, None);
     }
 }
@@ -217,120 +212,6 @@ impl Node {
         }
     }
 
-    /// Asks another controller for everything.
-    pub(super) fn fetch(&mut self, now_ms: u64) {
-        if !self.is_following() {
-            // Whoever claims the lead stands at the head; a copy from elsewhere could only be older. If the claim comes to nothing
-            // the head is read again.
-            return;
-        }
-        self.follow.nothing_is_missing();
-        self.follow.last_ask = self.follow.last_ask.wrapping_add(1);
-        let (ask, cut) = (self.follow.last_ask, self.replica.cut());
-        // What was published since is enough for a copy that is sound: one of what was published, and nothing else.
-        let sound = cut != Cut::default() && self.serve.pending_resets.is_empty() && !self.serve.hold_until_published;
-        let held = if sound && !self.follow.unfit { vec![(CHAIN, cut.lead)] } else { Vec::new() };
-        self.follow.state = State::Fetching { ask, sent_ms: now_ms, parts: Parts::default() };
-        self.out.push(Effect::AskReplica(Ask { ask, term: cut.term, held, digests: Vec::new() }.encode()));
-    }
-
-    pub(super) fn peer_answered(&mut self, payload: &[u8], now_ms: u64) {
-        let State::Fetching { ask, sent_ms, parts } = &mut self.follow.state else { return };
-        let chunk = match Answer::decode(payload) {
-            Ok(Answer::Chunk(chunk)) if chunk.ask == *ask => chunk,
-            Ok(Answer::Refused { ask: refused, .. }) if refused == *ask => return self.no_peer(now_ms),
-            _ => return,
-        };
-        *sent_ms = now_ms;
-        if chunk.last {
-            parts.last = Some(chunk.index);
-        }
-        parts.chunks.insert(chunk.index, chunk);
-        if parts.last.is_none_or(|last| parts.chunks.len() as u64 != u64::from(last) + 1) {
-            return;
-        }
-        let chunks = std::mem::take(&mut parts.chunks);
-        let mut documents: Map<Topic, (u64, Document)> = Map::default();
-        let mut cut = Cut::default();
-        let (mut sound, mut continues) = (true, false);
-        for entry in chunks.into_values().flat_map(|chunk| {
-            cut = chunk.cut;
-            chunk.entries
-        }) {
-            let (topic, edit, last, digest) = match (entry.topic, entry.body) {
-                (TopicRef::Named(topic), Body::Part { edit, last, digest }) => (topic, edit, last, digest),
-                (TopicRef::Asked(_), Body::Same) => {
-                    continues = entry.revision == self.replica.cut().lead;
-                    sound &= continues;
-                    continue;
-                }
-                _ => {
-                    sound = false;
-                    break;
-                }
-            };
-            let (_, document) = documents.entry(topic).or_insert((entry.revision, Document::absent()));
-            sound &= document.apply(&edit).is_ok() && (!last || document.digest() == digest);
-        }
-        if !sound {
-            self.follow.unfit = true;
-            return self.fetch(now_ms);
-        }
-        let since = self.follow.since;
-        if cut.term < since {
-            // The other controller does not know yet that the stream is a new one.
-            return self.follow_anew(now_ms);
-        }
-        self.publish_by_reference(Vec::new());
-        self.follow.incomplete = false; // nobody answers from a copy that is not whole
-        let documents = documents.into_iter().map(|(topic, (revision, document))| (topic, revision, document));
-        if !continues {
-            let replica = Replica::restore(cut, since, documents);
-            self.followers = None;
-            return self.synced(replica, now_ms);
-        }
-        let mut replica = std::mem::take(&mut self.replica);
-        for (topic, revision, document) in documents {
-            if !matches!(topic, Topic::Members(_)) {
-                self.followers = None; // it may refer to others than before
-            }
-            replica.replace(topic, revision, document);
-        }
-        replica.advance(cut, since);
-        self.synced(replica, now_ms);
-    }
-
-    /// No controller has a copy: the stream's last messages at least tell revisions and digests.
-    pub(super) fn no_peer(&mut self, now_ms: u64) {
-        if matches!(self.follow.state, State::Fetching { .. }) {
-            self.follow.state = State::ReadingRecords { sent_ms: now_ms };
-            self.out.push(Effect::ReadRecords);
-        }
-    }
-
-    pub(super) fn records_read(&mut self, records: Option<Records>, now_ms: u64) {
-        if !matches!(self.follow.state, State::ReadingRecords { .. }) {
-            return;
-        }
-        let head = records.as_ref().and_then(|records| records.head.as_ref());
-        let lead = head.and_then(|(sequence, payload)| Some((*sequence, Lead::decode(payload).ok()?)));
-        let (Some((sequence, lead)), Some(records)) = (lead, records) else {
-            return self.follow_anew(now_ms);
-        };
-        let mut known = Map::with_capacity_and_hasher(records.topics.len(), Default::default());
-        let cut = Cut { term: lead.term, lead: sequence };
-        for (topic, revision, payload) in records.topics {
-            let Ok(delta) = Delta::decode(&topic, &payload) else {
-                self.out.push(Effect::Report(Incident::Malformed { at: revision }));
-                continue; // not adopted: it will be published anew
-            };
-            known.insert(topic, (revision, delta.digest));
-        }
-        let ask = self.want_desired();
-        self.follow.incomplete = lead.incomplete;
-        self.follow.state = State::WaitingForDesired { ask, cut, since: lead.since, records: known };
-    }
-
     /// What was compiled answers a follower without a copy, or a leader that rebuilds.
     pub(super) fn desired(&mut self, ask: u64, desired: Option<Desired>, now_ms: u64) {
         if ask != self.desired_ask {
@@ -406,7 +287,7 @@ impl Node {
         self.serve.pending_resets = resets;
     }
 
-    fn synced(&mut self, replica: Replica, now_ms: u64) {
+    pub(super) fn synced(&mut self, replica: Replica, now_ms: u64) {
         let cut = replica.cut();
         self.replica = replica;
         self.follow.unfit = false;

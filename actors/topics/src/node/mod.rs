@@ -5,6 +5,7 @@
 
 mod applied;
 mod claim;
+mod fetch;
 mod flight;
 mod follow;
 mod lead;

@@ -178,6 +178,53 @@ fn another_controller_gets_what_came_since_the_lead_message_it_names() {
     assert_eq!(got(1, vec![(CHAIN, leads[2] + 9)]), (None, 3), "ahead of this one");
 }
 
+/// A node that follows and stands at the lead message with this sequence.
+fn following(lead: u64) -> Node {
+    let mut node = Node::new(Settings { candidate: false, ..Settings::default() }, 1);
+    node.handle(Event::Connected, 1);
+    node.handle(Event::Head(Some(None)), 1);
+    let payload = Lead { term: 1, since: 1, batch: 1, ..Default::default() }.encode();
+    node.handle(Event::Lead { sequence: lead, previous: 0, payload: &payload }, 1);
+    assert!(node.is_synced() && node.replica().cut().lead == lead);
+    node
+}
+
+/// What a node asks another controller for, if it does.
+fn fetched(effects: Vec<Effect>) -> Option<Vec<(groupcast_policy::topic::TopicHash, u64)>> {
+    let payload =
+        effects.into_iter().find_map(|effect| if let Effect::AskReplica(payload) = effect { Some(payload) } else { None })?;
+    Some(groupcast_messages::Ask::decode(&payload).unwrap().held)
+}
+
+/// On a busy bus everything is late; whoever took that for a loss and fetched everything made it busier.
+#[test]
+fn who_lags_waits_for_news_and_who_lost_something_asks_for_what_came_since() {
+    use crate::replica::CHAIN;
+    let Settings { gap_wait_ms, lag_wait_ms, .. } = Settings::default();
+    let lead = |sequence: u64| (sequence, Lead { term: 1, since: 1, batch: sequence, ..Default::default() }.encode());
+    // The head is ahead, and nothing has come.
+    let mut node = following(10);
+    let request = Request::Snapshot { host: HostId::new("h").unwrap(), payload: groupcast_messages::Ask::default().encode() };
+    node.handle(Event::Request { id: 5, request }, 100);
+    node.handle(Event::Head(Some(Some(lead(12)))), 100);
+    assert_eq!(fetched(node.handle(Event::Tick, 100 + lag_wait_ms - 1)), None);
+    let (sequence, payload) = lead(11);
+    node.handle(Event::Lead { sequence, previous: 10, payload: &payload }, 300);
+    assert_eq!(fetched(node.handle(Event::Tick, 100 + lag_wait_ms)), None, "something has come");
+    // A message is missing: a later one is here.
+    let mut node = following(10);
+    let (sequence, payload) = lead(12);
+    node.handle(Event::Lead { sequence, previous: 11, payload: &payload }, 100);
+    assert_eq!(fetched(node.handle(Event::Tick, 100 + gap_wait_ms - 1)), None);
+    assert_eq!(fetched(node.handle(Event::Tick, 100 + gap_wait_ms)), Some(vec![(CHAIN, 10)]));
+    // Nothing comes at all.
+    let mut node = following(10);
+    let request = Request::Snapshot { host: HostId::new("h").unwrap(), payload: groupcast_messages::Ask::default().encode() };
+    node.handle(Event::Request { id: 5, request }, 100);
+    node.handle(Event::Head(Some(Some(lead(12)))), 100);
+    assert_eq!(fetched(node.handle(Event::Tick, 100 + lag_wait_ms)), Some(vec![(CHAIN, 10)]));
+}
+
 /// A replicated stream was seen to call every batch undecided for ever, after a purge had met a publish.
 #[test]
 fn a_stream_that_decides_nothing_gets_another_leader() {
