@@ -251,6 +251,28 @@ fn what_is_the_same_in_another_life_of_the_stream_is_not_fetched() {
     assert_eq!((commits(&desk.arrive(&later[0])), desk.count("cache")), (1, 2), "deltas go on from there");
 }
 
+/// The answer speaks of what was held when it was asked for; what is held by now may be something else.
+#[test]
+fn what_changed_since_it_was_asked_for_is_not_called_the_same() {
+    let mut desk = Desk::joined();
+    let documents: Vec<_> =
+        desk.reader.documents().enumerate().map(|(i, (t, d))| (t.clone(), 900 + i as u64, d.clone())).collect();
+    let late = desk.writer.publish(vec![members("db", &[7])]);
+    desk.writer.replica = Replica::restore(Cut { term: 5, lead: 899 }, 5, documents);
+    desk.reader.handle(Event::Lost, desk.now_ms);
+    let effects = desk.pass(1_000);
+    let Some(Effect::Ask(payload)) = effects.iter().find(|effect| matches!(effect, Effect::Ask(_))) else {
+        panic!("{effects:?}")
+    };
+    let chunks = desk.writer.replica.answer(&desk.reader.host, &Ask::decode(payload).unwrap(), 60_000);
+    assert_eq!((commits(&desk.arrive(&late[0])), desk.count("db")), (1, 2), "of the stream that is gone, and late");
+    desk.reader.handle(Event::Answer(&chunks[0]), desk.now_ms);
+    assert_eq!(desk.reader.cut().unwrap().term, 1, "the answer is not taken");
+    let effects = desk.pass(10_000);
+    desk.settle(effects);
+    assert!(desk.agrees() && desk.count("db") == 1);
+}
+
 /// What was lost of a batch is found although another part of it is in force.
 #[test]
 fn a_lost_change_is_repaired_though_a_later_one_of_its_batch_is_there() {
