@@ -1,11 +1,12 @@
 //! A simulated host: the real reader of topics over the lean client. Its kernel enforces at once.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use groupcast_bus_config::{streams, subjects};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::topic::Topic;
+use groupcast_topics::Map;
 use groupcast_topics::reader::{Commit, Effect, Event, Incident, Reader, Settings, together};
 
 use crate::lean::{Frame, Handler, MessageFrame, Stall, Wire};
@@ -26,6 +27,11 @@ pub trait Observer: Send + 'static {
     fn on_delivery(&mut self, message: &MessageFrame<'_>) -> bool {
         let _ = message;
         true
+    }
+
+    /// Before the reader handles anything: what it exposes has been in force since the last commit, and may not be afterwards.
+    fn before_event(&mut self, reader: &Reader) {
+        let _ = reader;
     }
 
     /// The reader exposes a new state; it counts as enforced when this returns.
@@ -76,8 +82,8 @@ pub struct Host<O> {
     answers: String,
     ctl: String,
     /// Which topic a subscription number stands for; numbers are never used again.
-    topics: HashMap<u64, Topic>,
-    sids: HashMap<Topic, u64>,
+    topics: Map<u64, Topic>,
+    sids: Map<Topic, u64>,
     next_sid: u64,
     /// Flushes whose PONG has not come, oldest first.
     flushes: VecDeque<u64>,
@@ -95,8 +101,8 @@ impl<O: Observer> Host<O> {
             ctl: subjects::ctl(&host),
             reader: Reader::new(host, settings, seed),
             observer,
-            topics: HashMap::new(),
-            sids: HashMap::new(),
+            topics: Map::default(),
+            sids: Map::default(),
             next_sid: FIRST_TOPIC_SID,
             flushes: VecDeque::new(),
             born: Instant::now(),
@@ -129,12 +135,17 @@ impl<O: Observer> Host<O> {
         &mut self.observer
     }
 
+    pub fn observed(&mut self) -> (&mut O, &Reader) {
+        (&mut self.observer, &self.reader)
+    }
+
     fn now_ms(&self) -> u64 {
         self.born.elapsed().as_millis() as u64
     }
 
     fn handle(&mut self, event: Event<'_>, wire: &mut Wire<'_>) {
         let now_ms = self.now_ms();
+        self.observer.before_event(&self.reader);
         let mut effects = VecDeque::from(together(self.reader.handle(event, now_ms)));
         while let Some(effect) = effects.pop_front() {
             match effect {

@@ -33,7 +33,7 @@ name = "load"
 duration = "8s"
 members_per_s = 60
 rules_per_s = 30
-hot_per_s = 1
+hot_every = "1s"
 workloads_per_s = 2
 
 [[fault]]

@@ -94,8 +94,7 @@ impl Table {
             *self = table;
             return Ok(());
         }
-        // Sets can be large and most transactions are about elements, of which everything that can be wrong is seen before.
-        let of_elements = |op: &&Op| matches!(op, Op::AddElements { .. } | Op::DeleteElements { .. });
+        // Sets can be large, and most transactions are about elements and a rule or two: everything that can be wrong is seen before.
         for op in &transaction.ops {
             if let Op::AddElements { set, elements, .. } | Op::DeleteElements { set, elements, .. } = op {
                 let held = self.sets.get(set).ok_or_else(|| Inconsistent { what: "set", name: set.clone() })?;
@@ -104,15 +103,38 @@ impl Table {
                 }
             }
         }
-        if !transaction.ops.iter().all(|op| of_elements(&op)) {
-            let before = self.chains.clone();
-            let mut rules = transaction.ops.iter().filter(|op| !of_elements(op));
-            if let Err(wrong) = rules.try_for_each(|op| self.take_one(op.clone())) {
-                self.chains = before;
-                return Err(wrong);
-            }
+        self.check_chains(&transaction.ops)?;
+        transaction.ops.iter().try_for_each(|op| self.take_one(op.clone()))
+    }
+
+    /// Whether every chain and place that the operations name will be there when their turn comes: told by how long chains are then.
+    fn check_chains(&self, ops: &[Op]) -> Result<(), Inconsistent> {
+        let wrong = |what: &'static str, name: &Name| Inconsistent { what, name: name.clone() };
+        let mut lengths: BTreeMap<&Name, Option<usize>> = BTreeMap::new();
+        for op in ops {
+            let (Op::AddChain { chain, .. }
+            | Op::DeleteChain { chain }
+            | Op::FlushChain { chain }
+            | Op::AddRule { chain, .. }
+            | Op::DeleteRule { chain, .. }) = op
+            else {
+                continue;
+            };
+            let length = lengths.entry(chain).or_insert_with(|| self.chains.get(chain).map(|held| held.rules.len()));
+            *length = match (op, *length) {
+                (Op::AddChain { .. }, None) => Some(0),
+                (Op::AddChain { .. }, Some(_)) => return Err(wrong("room for chain", chain)),
+                (_, None) => return Err(wrong("chain", chain)),
+                (Op::DeleteChain { .. }, _) => None,
+                (Op::FlushChain { .. }, _) => Some(0),
+                (Op::AddRule { at, .. }, Some(rules)) if *at <= rules => Some(rules + 1),
+                (Op::AddRule { .. }, _) => return Err(wrong("such place in chain", chain)),
+                (Op::DeleteRule { at, .. }, Some(rules)) if *at < rules => Some(rules - 1),
+                (Op::DeleteRule { .. }, _) => return Err(wrong("such rule in chain", chain)),
+                (_, length) => length,
+            };
         }
-        transaction.ops.iter().filter(of_elements).try_for_each(|op| self.take_one(op.clone()))
+        Ok(())
     }
 
     /// The same, where nobody needs the transaction afterwards.

@@ -206,6 +206,9 @@ impl Needs {
 
     /// Follows an edit of `topic`, whose document in `documents` is still the one before the edit.
     pub fn edit(&mut self, topic: &Topic, edit: &Edit, documents: &impl Documents) -> NeedsChange {
+        if matches!(topic, Topic::Members(_)) {
+            return NeedsChange::default(); // members refer to nothing
+        }
         let held = documents.document(topic).and_then(Document::content);
         let mut changes = Vec::new();
         for need in needs_served_by(topic).filter(|need| self.counts.contains_key(need)) {

@@ -223,7 +223,7 @@ pub async fn run(desk: &Arc<Desk>, phase: &Phase, written: Vec<Written>, seed: u
     let mut tasks = JoinSet::new();
     for (number, part) in parts.into_iter().enumerate() {
         let random = Random::new(seed ^ number as u64);
-        let pause = if number == 0 { pause(1, phase.hot_per_s) } else { pause(writers, rate) };
+        let pause = if number == 0 { phase.hot_every } else { pause(writers, rate) };
         // Not all at the same time.
         let first = begun + pause.unwrap_or_default().mul_f64(number as f64 / (writers + 1) as f64);
         let share = Share { pause, rules: u64::from(phase.rules_per_s), of: u64::from(rate.max(1)), first, end };
@@ -286,8 +286,8 @@ async fn hot_writer(desk: Arc<Desk>, mut part: Part, share: Share, mut random: R
             desk.hot_ms.lock().unwrap_or_else(PoisonError::into_inner).push(took);
         }
         if alone && desk.shared.connected.load(Ordering::Relaxed) as usize == hosts {
-            // After the change, and before hosts acknowledge it: the bus is as quiet as it was for the change.
-            tokio::time::sleep_until((next + pause.mul_f64(0.3)).max(tokio::time::Instant::now() + pause.mul_f64(0.05))).await;
+            // Acknowledgements of ten thousand hosts take a second: when they are over the bus is as quiet as it was for the change.
+            tokio::time::sleep_until((next + pause.mul_f64(0.75)).max(tokio::time::Instant::now() + pause.mul_f64(0.05))).await;
             if let Err(error) = desk.raw_round().await {
                 say(format_args!("no more plain messages: {error}"));
                 alone = false;

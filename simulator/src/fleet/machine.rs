@@ -1,4 +1,7 @@
 //! The kernel of a simulated host: the real ruleset code on a model, tried with packets after every commit.
+//!
+//! They are tried before the host handles the next event, not within the commit: all hosts share the processors of one machine, and what
+//! one of them tries would otherwise be in the time that the change takes to reach the others.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,6 +10,7 @@ use groupcast_enforce::engine::Engine;
 use groupcast_enforce::interface::{Claim, Interface};
 use groupcast_enforce::kernel::{Fate, ModelKernel, Packet};
 use groupcast_enforce::settings::{Attached, Attachment, Attachments, Settings, Stamp};
+use groupcast_messages::Cut;
 use groupcast_policy::doc::Document;
 use groupcast_policy::ids::{HostId, WorkloadId};
 use groupcast_policy::needs::Documents;
@@ -35,6 +39,8 @@ pub struct Machine {
     random: Random,
     /// The process has begun anew: it compares everything with its first commit.
     begun: bool,
+    /// Where the commit stands that was not tried yet.
+    untried: Option<Cut>,
     /// What passed after the last commit, and passes until the next, whatever befalls the host's connection.
     passing: Vec<Packet>,
 }
@@ -63,6 +69,7 @@ impl Machine {
             address: world.address(number),
             random: Random::new(number as u64),
             begun: true,
+            untried: None,
             passing: Vec::new(),
         })
     }
@@ -74,9 +81,9 @@ impl Machine {
         self.begun = true;
     }
 
-    /// Puts a commit in force and tries it; what is wrong, if something is.
+    /// Puts a commit in force; what is wrong, if something is.
     pub fn commit(&mut self, commit: &Commit, reader: &Reader) -> Result<(), String> {
-        let (documents, host) = (Exposed(reader), self.host.clone());
+        let documents = Exposed(reader);
         let plan = if std::mem::take(&mut self.begun) {
             self.engine.compare(&documents)
         } else {
@@ -84,8 +91,17 @@ impl Machine {
             edits.extend(commit.dropped.iter().map(|topic| (topic.clone(), None)));
             self.engine.change(&edits, &documents)
         };
-        self.kernel.commit(&plan.transaction).map_err(|error| format!("the kernel of {host} refuses a transaction: {error}"))?;
+        let refused = |error| format!("the kernel of {} refuses a transaction: {error}", self.host);
+        self.kernel.commit(&plan.transaction).map_err(refused)?;
         self.engine.committed(plan);
+        self.untried = Some(commit.cut);
+        Ok(())
+    }
+
+    /// Tries what the last commit put in force, if that was not tried yet; `reader` has not committed anything since.
+    pub fn try_out(&mut self, reader: &Reader) -> Result<(), String> {
+        let Some(cut) = self.untried.take() else { return Ok(()) };
+        let (documents, host) = (Exposed(reader), self.host.clone());
         self.passing.clear();
         let policy = resolve(&host, &documents);
         for _ in 0..PROBES {
@@ -98,7 +114,6 @@ impl Machine {
             let found = self.kernel.send(&packet);
             let allowed = policy.verdict(&self.workload, Direction::Ingress, remote, &payload);
             if (found == Fate::Passed) != allowed {
-                let cut = commit.cut;
                 return Err(format!(
                     "{host} at {cut:?}: a packet from {remote} to port {port} {found:?}, and its policy says {allowed}"
                 ));

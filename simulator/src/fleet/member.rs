@@ -69,7 +69,7 @@ impl Life {
                 self.host.begin_anew(self.id.clone(), reader::Settings::default(), random.next());
                 self.host.observer().begun_anew();
             }
-            self.host.observer().looked_at();
+            self.look();
             let lean::Running { commands, task } = lean::spawn(connection, self.host);
             commands.send(Command::Overhear(RAW_SUBJECT.to_owned()));
             commands.send(Command::Start);
@@ -86,8 +86,16 @@ impl Life {
                 Err(_) => return self.shared.violated(format!("host {} panicked", self.id)),
             };
             self.host.disconnected();
-            self.host.observer().looked_at();
+            self.look();
         }
+    }
+}
+
+impl Life {
+    /// What is in force does not depend on the connection.
+    fn look(&mut self) {
+        let (watch, reader) = self.host.observed();
+        watch.looked_at(reader);
     }
 }
 

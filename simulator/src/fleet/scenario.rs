@@ -21,6 +21,10 @@ fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::E
     humantime::parse_duration(&String::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
+fn some_duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    duration(deserializer).map(Some)
+}
+
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
@@ -106,9 +110,9 @@ pub struct Phase {
     /// Changes a second, of a member of a group that some use.
     #[serde(default)]
     pub members_per_s: u32,
-    /// Changes a second, of a member of a group that all use.
-    #[serde(default)]
-    pub hot_per_s: u32,
+    /// How long after one another members of groups that all use change.
+    #[serde(default, deserialize_with = "some_duration")]
+    pub hot_every: Option<Duration>,
     /// Changes a second, of a rule.
     #[serde(default)]
     pub rules_per_s: u32,
@@ -215,8 +219,9 @@ impl FaultKind {
 
 impl Phase {
     /// Changes a second that are measured one by one.
-    pub fn changes_per_s(&self) -> u32 {
-        self.members_per_s + self.hot_per_s + self.rules_per_s
+    pub fn changes_per_s(&self) -> f64 {
+        let hot = self.hot_every.map_or(0.0, |every| 1.0 / every.as_secs_f64());
+        f64::from(self.members_per_s) + f64::from(self.rules_per_s) + hot
     }
 }
 
@@ -259,9 +264,13 @@ impl Scenario {
         ensure!(!self.phase.is_empty() && self.phase.len() <= PHASES_MAX, "there must be from 1 to {PHASES_MAX} phases");
         ensure!(self.fault.len() <= FAULTS_MAX, "there must be at most {FAULTS_MAX} faults");
         for phase in &self.phase {
-            let rate = phase.changes_per_s() + phase.workloads_per_s;
-            ensure!(rate <= CHANGES_PER_S_MAX, "phase {}: at most {CHANGES_PER_S_MAX} changes a second", phase.name);
-            ensure!(phase.hot_per_s == 0 || self.topology.groups_of_all > 0, "phase {}: no group is everybody's", phase.name);
+            let rate = phase.changes_per_s() + f64::from(phase.workloads_per_s);
+            ensure!(rate <= f64::from(CHANGES_PER_S_MAX), "phase {}: at most {CHANGES_PER_S_MAX} changes a second", phase.name);
+            ensure!(
+                phase.hot_every.is_none() || self.topology.groups_of_all > 0,
+                "phase {}: no group is everybody's",
+                phase.name
+            );
             let some = phase.members_per_s + phase.rules_per_s + phase.workloads_per_s;
             ensure!(some == 0 || groups > 0, "phase {}: there is no group that some use", phase.name);
         }
@@ -338,7 +347,8 @@ mod tests {
             (&["host=4"], "unknown field `host`"),
             (&["phase.1.duration=1s"], "the list has only 1"),
             (&["phase.0.duration=soon"], "duration"),
-            (&["phase.0.hot_per_s=1"], "everybody"),
+            (&["phase.0.hot_every=1s"], "everybody"),
+            (&["phase.0.hot_every=0s"], "changes a second"),
             (&["hosts=50001"], "50000"),
             (&["agents=17", "hosts=20"], "at most 16"),
             (&["topology.groups_per_space=1"], "without spaces"),

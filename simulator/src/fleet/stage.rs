@@ -86,7 +86,7 @@ impl Stage {
         tokio::time::timeout(SYNCED_WITHIN, published).await.context("nobody publishes what was written")?;
         drop(leads);
 
-        let changes = scenario.phase.iter().map(|phase| f64::from(phase.changes_per_s()) * phase.duration.as_secs_f64());
+        let changes = scenario.phase.iter().map(|phase| phase.changes_per_s() * phase.duration.as_secs_f64());
         // Each takes two: one with a rule of its own, one without.
         let marks = Marks::new(changes.sum::<f64>() as usize * 2 + 20_000)?;
         let shared =

@@ -117,7 +117,8 @@ impl Watch {
     }
 
     /// The connection is gone, or back: what is in force does not depend on it.
-    pub fn looked_at(&mut self) {
+    pub fn looked_at(&mut self, reader: &Reader) {
+        self.try_out(reader);
         if let Some(Err(words)) = self.machine.as_mut().map(|machine| machine.still_enforces()) {
             self.shared.violated(words);
         }
@@ -126,6 +127,12 @@ impl Watch {
     pub fn begun_anew(&mut self) {
         if let Some(machine) = &mut self.machine {
             machine.adopt();
+        }
+    }
+
+    fn try_out(&mut self, reader: &Reader) {
+        if let Some(Err(words)) = self.machine.as_mut().map(|machine| machine.try_out(reader)) {
+            self.shared.violated(words);
         }
     }
 
@@ -148,13 +155,17 @@ impl Watch {
     }
 
     fn check(&mut self, commit: &Commit, reader: &Reader) {
-        let mut touched: Vec<usize> = Vec::new();
-        for (topic, _) in &commit.edits {
+        // The group, and whether its rules are among what was touched.
+        let mut touched: Vec<(usize, bool)> = Vec::new();
+        for (topic, edit) in &commit.edits {
             if let Topic::Rules(id) | Topic::Members(id) = topic
                 && let Some(group) = self.shared.world.index(id.as_str())
-                && !touched.contains(&group)
             {
-                touched.push(group);
+                let ruled = matches!(topic, Topic::Rules(_)) || edit.is_none();
+                match touched.iter_mut().find(|(known, _)| *known == group) {
+                    Some(known) => known.1 |= ruled,
+                    None => touched.push((group, ruled)),
+                }
             }
         }
         for topic in &commit.dropped {
@@ -165,10 +176,10 @@ impl Watch {
                 self.violated(topic, format_args!("was given up, and is needed"));
             }
         }
-        touched.into_iter().for_each(|group| self.check_group(group, reader));
+        touched.into_iter().for_each(|(group, ruled)| self.check_group(group, ruled, reader));
     }
 
-    fn check_group(&mut self, group: usize, reader: &Reader) {
+    fn check_group(&mut self, group: usize, ruled: bool, reader: &Reader) {
         let shared = Arc::clone(&self.shared);
         let topic = Topic::Members(shared.world.groups[group].clone());
         // The extra group comes and goes.
@@ -191,10 +202,13 @@ impl Watch {
             return self.violated(&topic, format_args!("went back from version {newest} to {mark} (revision {revision:?})"));
         }
         let rules = Topic::Rules(shared.world.groups[group].clone());
-        if let Some(Content::Rules(held)) = reader.document(&rules).and_then(Document::content) {
+        // Between two versions without a rule of their own, the rules were right before and have not been touched.
+        let may_differ = ruled || has_rule(mark) || has_rule(newest);
+        if may_differ && let Some(Content::Rules(held)) = reader.document(&rules).and_then(Document::content) {
             let expected = shared.world.rules(group) + usize::from(has_rule(mark));
-            let has = rule_key_of(mark).is_some_and(|key| held.rules.contains_key(&key));
-            if held.rules.len() != expected || has != has_rule(mark) {
+            // A version without a rule of its own is told by their number alone: most are, and this is looked at for every arrival.
+            let lacks = || !rule_key_of(mark).is_some_and(|key| held.rules.contains_key(&key));
+            if held.rules.len() != expected || has_rule(mark) && lacks() {
                 let count = held.rules.len();
                 self.violated(
                     &rules,
@@ -252,6 +266,10 @@ impl Observer for Watch {
             self.shared.violated(words);
         }
         self.check(commit, reader);
+    }
+
+    fn before_event(&mut self, reader: &Reader) {
+        self.try_out(reader);
     }
 
     fn on_incident(&mut self, incident: Incident) {

@@ -48,6 +48,8 @@ fn any_op() -> impl Strategy<Value = Op> {
         3 => (0..3u8, 0..2usize).prop_map(move |(n, at)| Op::AddRule { chain: name(n), at, rule: rule(n) }),
         1 => (0..3u8).prop_map(move |n| Op::AddChain { chain: name(n), base: None }),
         1 => (0..3u8, 0..2usize).prop_map(move |(n, at)| Op::DeleteRule { chain: name(n), at }),
+        1 => (0..3u8).prop_map(move |n| Op::FlushChain { chain: name(n) }),
+        1 => (0..3u8).prop_map(move |n| Op::DeleteChain { chain: name(n) }),
     ]
 }
 

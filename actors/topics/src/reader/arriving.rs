@@ -24,7 +24,8 @@ pub(super) struct Arrived {
 #[derive(Debug)]
 pub(super) struct Batch {
     first_seen_ms: u64,
-    deltas: BTreeMap<Topic, Arrived>,
+    /// Boxed: a map's node has room for eleven, and most batches bring one.
+    deltas: BTreeMap<Topic, Box<Arrived>>,
     /// The host asked because of this batch; it does not ask for it again before the answer.
     asked: bool,
     /// Only an answer can move it on: what arrives later need not look at it again.
@@ -58,7 +59,8 @@ enum Judgement {
 
 impl Reader {
     pub(super) fn arrived(&mut self, topic: Topic, revision: u64, previous: u64, payload: &[u8], now_ms: u64) {
-        if !self.subscribed.contains_key(&topic) {
+        let held = self.held.revision(&topic);
+        if held.is_none() && !self.subscribed.contains_key(&topic) {
             return; // was on its way when the topic was unsubscribed
         }
         let delta = match Delta::decode(&topic, payload) {
@@ -73,7 +75,6 @@ impl Reader {
             self.report(Incident::Corrupt { topic });
             return self.want_ask_again(now_ms);
         };
-        let held = self.held.revision(&topic);
         let current = self.term();
         if delta.term < current {
             // Within an intact stream a lower term is always an older sequence.
@@ -100,7 +101,7 @@ impl Reader {
             blocked: false,
             overdue: false,
         });
-        if batch.deltas.insert(topic, Arrived { revision, previous, delta }).is_none() {
+        if batch.deltas.insert(topic, Box::new(Arrived { revision, previous, delta })).is_none() {
             self.pending += 1;
         }
         if self.pending > PENDING_DELTAS_MAX {
