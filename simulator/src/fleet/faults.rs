@@ -96,7 +96,8 @@ pub struct Happened {
     pub kind: FaultKind,
     pub from_s: f64,
     pub to_s: f64,
-    /// From its end until every host had what was written by then, where hosts were cut off.
+    /// Where hosts were cut off: from its end until every host had what was written by the time that all of them were reached again. Not what
+    /// was written by its end: a host has that already if nothing was written while it was away.
     pub back_ms: Option<f64>,
 }
 
@@ -122,10 +123,14 @@ impl Hurting {
     }
 
     async fn everybody_back(&self, fault: &Fault) -> Option<f64> {
-        let (world, versions) = (Arc::clone(&self.desk.world), Arc::new(self.desk.versions()));
-        let caught_up = move |number: usize, reader: &_| judge::has_caught_up(&world, &versions, number, reader);
-        match judge::until_nothing_is_said(&self.members, BACK_WITHIN, caught_up).await {
-            Ok(took) => Some(took.as_secs_f64() * 1e3),
+        let begun = Instant::now();
+        let reached = self.until_all_have_what_is_written().await;
+        let caught_up = match reached {
+            Ok(()) => self.until_all_have_what_is_written().await,
+            Err(said) => Err(said),
+        };
+        match caught_up {
+            Ok(()) => Some(begun.elapsed().as_secs_f64() * 1e3),
             Err(said) => {
                 let (name, count) = (fault.kind.name(), said.len());
                 let first = said.into_iter().next().unwrap_or_default();
@@ -134,6 +139,13 @@ impl Hurting {
                 None
             }
         }
+    }
+
+    /// What is written when this is called; or what each host that lacks some of it says.
+    async fn until_all_have_what_is_written(&self) -> Result<(), Vec<String>> {
+        let (world, versions) = (Arc::clone(&self.desk.world), Arc::new(self.desk.versions()));
+        let caught_up = move |number: usize, reader: &_| judge::has_caught_up(&world, &versions, number, reader);
+        judge::until_nothing_is_said(&self.members, BACK_WITHIN, caught_up).await.map(drop)
     }
 
     async fn carry_out(&self, fault: &Fault) -> anyhow::Result<()> {

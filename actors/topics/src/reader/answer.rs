@@ -218,7 +218,8 @@ impl Reader {
                 self.repair.renumbered.insert(topic, (revision, held.document.digest()));
             }
             News::Document(document) => {
-                self.repair.staged.insert(topic, Held { document, revision });
+                let hash = topic.hash64();
+                self.repair.staged.insert(topic, Held { document, revision, hash });
             }
             News::Deltas(past) => {
                 let base = self.repair.staged.remove(&topic).or_else(|| self.held.0.get(&topic).cloned());
@@ -253,7 +254,7 @@ impl Reader {
                     && let Some(held) = self.held.0.get_mut(topic).filter(|held| held.document.digest() == digest)
                 {
                     held.revision = revision;
-                    self.acks.committed(topic.hash64(), revision, commit.number);
+                    self.acks.committed(held.hash, revision, commit.number);
                 }
                 continue;
             };
@@ -262,7 +263,7 @@ impl Reader {
                 continue;
             }
             let changed = old.is_none_or(|old| old.document.digest() != new.document.digest());
-            self.acks.committed(topic.hash64(), new.revision, commit.number);
+            self.acks.committed(new.hash, new.revision, commit.number);
             if changed {
                 commit.edits.push((topic.clone(), None));
             }

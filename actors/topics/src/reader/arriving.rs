@@ -294,7 +294,7 @@ impl Reader {
                 continue; // judged before: cannot happen
             }
             held.revision = arrived.revision;
-            self.acks.committed(topic.hash64(), arrived.revision, commit.number);
+            self.acks.committed(held.hash, arrived.revision, commit.number);
             commit.change = commit.change.max(arrived.delta.change);
             if !same_content {
                 commit.edits.push((topic, Some(arrived.delta.edit)));

@@ -56,6 +56,9 @@ impl Checks {
 
 impl Reader {
     pub(super) fn tick_checks(&mut self, now_ms: u64) {
+        if self.repair.in_flight.is_some() {
+            return; // what is due is made when the answer is here: it says more than a check, and whoever answers both has enough to do
+        }
         if self.checks.behind.as_ref().is_some_and(|behind| behind.due_ms <= now_ms)
             && let Some(behind) = self.checks.behind.take()
             && self.is_still_behind(&behind)
@@ -79,7 +82,7 @@ impl Reader {
     }
 
     fn entropy(&self) -> u64 {
-        let items = self.held.0.iter().map(|(topic, held)| entropy_item(topic.hash64(), held.revision));
+        let items = self.held.0.values().map(|held| entropy_item(held.hash, held.revision));
         items.fold(0, u64::wrapping_add)
     }
 

@@ -65,7 +65,7 @@ impl Default for Settings {
             entropy_min_ms: 30_000,
             entropy_max_ms: 60_000,
             entropy_settle_ms: 1_000,
-            ask_timeout_ms: 2_000,
+            ask_timeout_ms: 4_000,
             ask_jitter_ms: 50,
             ask_backoff_max_ms: 10_000,
             ack_interval_ms: 100,
@@ -214,6 +214,8 @@ pub enum Incident {
 struct Held {
     document: Document,
     revision: u64,
+    /// The topic's: every check and every request needs that of every topic, and to compute it the topic's name has to be read.
+    hash: TopicHash,
 }
 
 #[derive(Debug, Default)]
@@ -237,8 +239,8 @@ pub struct Reader {
     settings: Settings,
     random: Random,
     connected: bool,
-    /// Subscribed topics and the flush after which they are in effect.
-    subscribed: Map<Topic, u64>,
+    /// With its hash, for the same reason.
+    subscribed: Map<Topic, TopicHash>,
     by_hash: Map<TopicHash, Topic>,
     flush_sent: u64,
     flush_done: u64,
@@ -309,7 +311,7 @@ impl Reader {
         }
         let times = [
             self.repair.deadline(self.flush_done == self.flush_sent, &self.settings),
-            self.checks.deadline(),
+            self.checks.deadline().filter(|_| self.repair.in_flight.is_none()),
             self.acks.deadline(),
         ];
         times.into_iter().flatten().chain(self.held_deadline()).min()
@@ -361,11 +363,11 @@ impl Reader {
         let own = Topic::Host(self.host.clone());
         self.flush_sent += 1;
         if !self.subscribed.contains_key(&own) {
-            self.by_hash.insert(own.hash64(), own.clone());
-            self.subscribed.insert(own, 0);
+            let hash = own.hash64();
+            self.by_hash.insert(hash, own.clone());
+            self.subscribed.insert(own, hash);
         }
-        for (topic, flush) in &mut self.subscribed {
-            *flush = self.flush_sent;
+        for topic in self.subscribed.keys() {
             self.out.push(Effect::Subscribe(topic.clone()));
         }
         self.out.push(Effect::Flush(self.flush_sent));
@@ -390,8 +392,9 @@ impl Reader {
                 self.flush_sent += 1;
                 any = true;
             }
-            self.by_hash.insert(topic.hash64(), topic.clone());
-            self.subscribed.insert(topic.clone(), self.flush_sent);
+            let hash = topic.hash64();
+            self.by_hash.insert(hash, topic.clone());
+            self.subscribed.insert(topic.clone(), hash);
             self.out.push(Effect::Subscribe(topic));
         }
         if any {
@@ -406,10 +409,11 @@ impl Reader {
         let unneeded: Vec<Topic> = self.subscribed.keys().filter(|topic| !self.needs.wants(topic)).cloned().collect();
         let mut dropped = Vec::new();
         for topic in unneeded {
-            self.subscribed.remove(&topic);
-            self.by_hash.remove(&topic.hash64());
+            if let Some(hash) = self.subscribed.remove(&topic) {
+                self.by_hash.remove(&hash);
+                self.acks.forget(hash);
+            }
             self.distrusted.remove(&topic);
-            self.acks.forget(topic.hash64());
             if self.held.0.remove(&topic).is_some() {
                 dropped.push(topic.clone());
             }

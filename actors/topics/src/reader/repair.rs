@@ -1,10 +1,8 @@
 //! Asking the snapshot service: one request at a time, after every subscription is in effect, with backoff.
 
-use std::collections::BTreeSet;
-
 use groupcast_messages::Ask;
 use groupcast_policy::doc::Digest;
-use groupcast_policy::topic::Topic;
+use groupcast_policy::topic::{Topic, TopicHash};
 
 use super::answer::Assembly;
 use super::{Effect, Incident, Reader, Settings};
@@ -109,17 +107,18 @@ impl Reader {
         self.repair.due_ms = None;
         self.repair.last_number = self.repair.last_number.wrapping_add(1);
         let number = self.repair.last_number;
-        let topics: BTreeSet<&Topic> = self.subscribed.keys().collect();
+        let mut topics: Vec<(TopicHash, &Topic)> = self.subscribed.iter().map(|(topic, hash)| (*hash, topic)).collect();
+        topics.sort_unstable();
         let (held, digests): (Vec<_>, Vec<Digest>) = topics
             .iter()
-            .map(|topic| {
+            .map(|(hash, topic)| {
                 let (revision, digest) = self.to_ask_from(topic);
-                ((topic.hash64(), revision), digest)
+                ((*hash, revision), digest)
             })
             .unzip();
         // Whoever holds nothing has nothing to say about it.
         let digests = if held.iter().all(|(_, revision)| *revision == 0) { Vec::new() } else { digests };
-        let asked = topics.into_iter().cloned().collect();
+        let asked = topics.into_iter().map(|(_, topic)| topic.clone()).collect();
         let ask = Ask { ask: number, term: self.term(), held, digests };
         self.out.push(Effect::Ask(ask.encode()));
         self.repair.in_flight =
