@@ -144,7 +144,11 @@ impl Shell {
                     Link::Closed => return Ok(()),
                     Link::Same => continue,
                     Link::Up => self.reader.handle(Event::Connected, clock.now_ms()),
-                    Link::Down => self.reader.handle(Event::Disconnected, clock.now_ms()),
+                    Link::Down => {
+                        // The client would subscribe them all by itself: the reader says when.
+                        self.topics = Ordered::default();
+                        self.reader.handle(Event::Disconnected, clock.now_ms())
+                    }
                     Link::Lost => self.reader.handle(Event::Lost, clock.now_ms()),
                 },
                 Some(number) = flushed.recv() => self.reader.handle(Event::Flushed(number), clock.now_ms()),
@@ -187,7 +191,7 @@ impl Shell {
         while let Some(effect) = open.pop_front() {
             match effect {
                 Effect::Subscribe(topic) => {
-                    // After a reconnect the client has subscribed again by itself.
+                    // After a reconnect that nobody noticed the client has subscribed again by itself.
                     if !self.topics.contains(&topic) {
                         let subscriber = self.client.subscribe(subjects::read(&topic)).await?;
                         self.topics.insert(topic, subscriber);

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use groupcast_messages::{ASK_TOPICS_MAX, Ask, Cut, EntropyCheck, Lead};
+use groupcast_policy::ids::HostId;
 use groupcast_policy::topic::Topic;
 
 use super::{Effect, Node, Request};
@@ -36,8 +37,23 @@ pub(super) struct Serve {
     pub hold_until_published: bool,
     /// The last request of each host that waits. A host that asks again has given up on the one before: under load, answering
     /// both would make the load worse.
-    latest: crate::Map<groupcast_policy::ids::HostId, u64>,
+    latest: crate::Map<(HostId, Kind), u64>,
     pub pending_resets: Vec<Topic>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Snapshot,
+    Entropy,
+}
+
+/// Whose request it is, where a later one of the same kind stands for it.
+fn asker(request: &Request) -> Option<(HostId, Kind)> {
+    match request {
+        Request::Snapshot { host, .. } => Some((host.clone(), Kind::Snapshot)),
+        Request::Entropy { host, .. } => Some((host.clone(), Kind::Entropy)),
+        Request::Replica { .. } => None,
+    }
 }
 
 #[derive(Debug)]
@@ -53,8 +69,8 @@ impl Node {
         if self.serve.before_read.len() + self.serve.reading.len() + self.serve.before_cut.len() >= REQUESTS_MAX {
             return self.reply_refusal(waiting, "too many requests are waiting: ask again");
         }
-        if let Request::Snapshot { host, .. } = &waiting.request {
-            self.serve.latest.insert(host.clone(), id);
+        if let Some(asker) = asker(&waiting.request) {
+            self.serve.latest.insert(asker, id);
         }
         self.serve.before_read.push_back(waiting);
         self.start_read(now_ms);
@@ -111,11 +127,11 @@ impl Node {
     }
 
     fn reply(&mut self, waiting: Waiting) {
-        if let Request::Snapshot { host, .. } = &waiting.request {
-            if self.serve.latest.get(host) != Some(&waiting.id) {
+        if let Some(asker) = asker(&waiting.request) {
+            if self.serve.latest.get(&asker) != Some(&waiting.id) {
                 return self.out.push(Effect::Reply { id: waiting.id, payloads: Vec::new() });
             }
-            self.serve.latest.remove(host);
+            self.serve.latest.remove(&asker);
         }
         let chunk_bytes_max = self.settings.chunk_bytes_max;
         let payloads = match &waiting.request {

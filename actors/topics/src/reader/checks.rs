@@ -77,6 +77,10 @@ impl Reader {
             return; // the first answer is still to come: nothing to compare
         }
         self.checks.quick = recheck;
+        self.check();
+    }
+
+    pub(super) fn check(&mut self) {
         let check = EntropyCheck { term: self.term(), hash: self.entropy(), topics: self.held.0.len() as u32 };
         self.out.push(Effect::Entropy(check.encode()));
     }
@@ -87,7 +91,11 @@ impl Reader {
     }
 
     pub(super) fn entropy_answered(&mut self, payload: &[u8], now_ms: u64) {
-        match EntropyAnswer::decode(payload) {
+        let answer = EntropyAnswer::decode(payload);
+        if answer.is_ok() && self.knock.take().is_some() {
+            return self.enter(now_ms);
+        }
+        match answer {
             Ok(EntropyAnswer::Equal { .. }) => {} // convergence has heard it too
             Ok(EntropyAnswer::Differs { cut, revisions, truncated }) => {
                 let settle = if self.checks.quick { self.settings.recheck_settle_ms } else { self.settings.entropy_settle_ms };

@@ -10,6 +10,7 @@ mod acks;
 mod answer;
 mod arriving;
 mod checks;
+mod knock;
 mod repair;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use crate::random::Random;
 use acks::Acks;
 use arriving::Batch;
 use checks::Checks;
+use knock::Knock;
 use repair::Repair;
 
 /// Deltas kept while they cannot be committed. Beyond it they are dropped and everything is asked for again.
@@ -34,6 +36,9 @@ pub const PENDING_DELTAS_MAX: usize = 65_536;
 
 #[derive(Debug, Clone)]
 pub struct Settings {
+    /// How long after a reconnect that nobody answered the host makes itself known again; doubled each time up to the second.
+    pub knock_min_ms: u64,
+    pub knock_max_ms: u64,
     /// How long a batch may lack a companion before the host asks.
     pub companion_wait_ms: u64,
     /// How long a change that names topics not followed yet is held before its safe part is offered.
@@ -58,6 +63,8 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            knock_min_ms: 500,
+            knock_max_ms: 8_000,
             companion_wait_ms: 200,
             hold_ms: 2_000,
             rechecks_ms: [250, 1_000, 5_000],
@@ -75,7 +82,8 @@ impl Default for Settings {
 
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// Connected or reconnected; messages may have been lost before.
+    /// Connected or reconnected; messages may have been lost before. Whoever holds something has let go of its subscriptions by then, or may
+    /// have: it is told when to make them again.
     Connected,
     Disconnected,
     /// Everything subscribed before the flush of this number is in effect at the server this host talks to.
@@ -251,6 +259,8 @@ pub struct Reader {
     pending: usize,
     /// Topics whose content turned out wrong: asked for as if nothing were held.
     distrusted: HashSet<Topic>,
+    /// Connected, and not known yet whether anybody would answer.
+    knock: Option<Knock>,
     repair: Repair,
     checks: Checks,
     acks: Acks,
@@ -276,6 +286,7 @@ impl Reader {
             batches: BTreeMap::new(),
             pending: 0,
             distrusted: HashSet::new(),
+            knock: None,
             repair: Repair::default(),
             checks: Checks::default(),
             acks: Acks::default(),
@@ -309,11 +320,14 @@ impl Reader {
         if !self.connected {
             return self.held_deadline();
         }
-        let times = [
-            self.repair.deadline(self.flush_done == self.flush_sent, &self.settings),
-            self.checks.deadline().filter(|_| self.repair.in_flight.is_none()),
-            self.acks.deadline(),
-        ];
+        let times = match &self.knock {
+            Some(knock) => [Some(knock.again_ms()), None, self.acks.deadline()],
+            None => [
+                self.repair.deadline(self.flush_done == self.flush_sent, &self.settings),
+                self.checks.deadline().filter(|_| self.repair.in_flight.is_none()),
+                self.acks.deadline(),
+            ],
+        };
         times.into_iter().flatten().chain(self.held_deadline()).min()
     }
 
@@ -360,6 +374,14 @@ impl Reader {
         self.connected = true;
         self.acks.tell_state_again();
         self.repair.cancel();
+        match self.cut {
+            Some(_) => self.knock = Some(Knock::at(now_ms)),
+            None => self.enter(now_ms),
+        }
+    }
+
+    /// Subscribes everything, and asks what was missed.
+    fn enter(&mut self, now_ms: u64) {
         let own = Topic::Host(self.host.clone());
         self.flush_sent += 1;
         if !self.subscribed.contains_key(&own) {
@@ -378,6 +400,7 @@ impl Reader {
 
     fn disconnected(&mut self) {
         self.connected = false;
+        self.knock = None;
         self.repair.cancel();
     }
 
@@ -425,8 +448,12 @@ impl Reader {
     fn tick(&mut self, now_ms: u64) {
         self.check_held(now_ms);
         if self.connected {
-            self.tick_repair(now_ms);
-            self.tick_checks(now_ms);
+            if self.knock.is_some() {
+                self.tick_knock(now_ms);
+            } else {
+                self.tick_repair(now_ms);
+                self.tick_checks(now_ms);
+            }
             self.tick_acks(now_ms);
         }
     }

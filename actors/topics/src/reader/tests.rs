@@ -119,6 +119,12 @@ impl Desk {
         desk
     }
 
+    /// Somebody is there and compares revisions.
+    fn answer_the_door(&mut self) -> Vec<Effect> {
+        let answer = groupcast_messages::EntropyAnswer::Equal { cut: self.writer.replica.cut() };
+        self.reader.handle(Event::EntropyAnswer(&answer.encode()), self.now_ms)
+    }
+
     /// Plays server and snapshot service until nothing is asked any more; returns the other effects.
     fn settle(&mut self, effects: Vec<Effect>) -> Vec<Effect> {
         let mut open: std::collections::VecDeque<Effect> = effects.into();
@@ -218,6 +224,40 @@ fn changes_of_one_batch_become_effective_one_by_one_and_in_order() {
 
 /// A stream that had to be filled again has other revisions of the same contents: they are adopted, and nothing is fetched.
 #[test]
+fn who_comes_back_subscribes_when_somebody_answers() {
+    let mut desk = Desk::joined();
+    let wanted = desk.reader.subscriptions();
+    desk.reader.handle(Event::Disconnected, desk.now_ms);
+    let is_knock = |effects: &[Effect]| matches!(effects, [Effect::Entropy(_)]);
+    assert!(is_knock(&desk.reader.handle(Event::Connected, desk.now_ms)));
+    // Nobody answers: again, less and less often, and nothing else whatever happens.
+    let (begun, mut times) = (desk.now_ms, 0);
+    while desk.now_ms < begun + 60_000 {
+        let due = desk.reader.deadline_ms().unwrap();
+        assert!(due > desk.now_ms && due <= desk.now_ms + Settings::default().knock_max_ms, "{due} at {}", desk.now_ms);
+        desk.now_ms = due;
+        assert!(is_knock(&desk.reader.handle(Event::Tick, desk.now_ms)));
+        assert!(desk.reader.handle(Event::Refresh, desk.now_ms).is_empty());
+        times += 1;
+    }
+    assert!((8..=20).contains(&times), "{times} in a minute");
+    assert!(desk.reader.handle(Event::EntropyAnswer(b"noise"), desk.now_ms).is_empty());
+    let effects = desk.answer_the_door();
+    let subscribed: BTreeSet<Topic> = effects
+        .iter()
+        .filter_map(|effect| if let Effect::Subscribe(topic) = effect { Some(topic.clone()) } else { None })
+        .collect();
+    assert_eq!(subscribed, wanted);
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Ask(_))), "not before the subscriptions are in effect");
+    desk.settle(effects);
+    let sent = desk.writer.publish(vec![members("db", &[7])]);
+    assert_eq!(commits(&desk.arrive(&sent[0])), 1);
+    // Whoever holds nothing waits for nobody.
+    let effects = Reader::new(HostId::new("h").unwrap(), Settings::default(), 1).handle(Event::Connected, 1);
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::Subscribe(_))));
+}
+
+#[test]
 fn what_is_the_same_in_another_life_of_the_stream_is_not_fetched() {
     let mut desk = Desk::joined();
     let before: Vec<(Topic, Document)> = desk.reader.documents().map(|(t, d)| (t.clone(), d.clone())).collect();
@@ -227,7 +267,8 @@ fn what_is_the_same_in_another_life_of_the_stream_is_not_fetched() {
     desk.writer.sequence = 2_000;
     let sent = desk.writer.publish(vec![members("db", &[7])]);
     desk.reader.handle(Event::Disconnected, desk.now_ms);
-    let mut effects = desk.reader.handle(Event::Connected, desk.now_ms);
+    desk.reader.handle(Event::Connected, desk.now_ms);
+    let mut effects = desk.answer_the_door();
     let flushes = effects.iter().filter_map(|effect| if let Effect::Flush(number) = effect { Some(*number) } else { None });
     let flush = flushes.max().unwrap();
     effects.extend(desk.reader.handle(Event::Flushed(flush), desk.now_ms));
