@@ -19,8 +19,9 @@ pub type Desired = HashMap<Topic, Document>;
 /// Hosts that are asked at one time.
 const ASKED_MAX: usize = 500;
 const ROUND: Duration = Duration::from_millis(100);
-/// And for so many times as long as a round took nobody is asked.
+/// For so many times as long as a round took nobody is asked, up to the longest pause: what is found out is late by that.
 const PAUSES: u32 = 5;
+const ROUND_MAX: Duration = Duration::from_millis(500);
 /// A host that does not answer within this time is asked again.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Longest difference that is told, in characters.
@@ -89,7 +90,7 @@ where
         }
         open = still;
         // To ask ten thousand hosts takes the processors away from those who answer them.
-        tokio::time::sleep(ROUND.max(asking.elapsed() * PAUSES)).await;
+        tokio::time::sleep((asking.elapsed() * PAUSES).clamp(ROUND, ROUND_MAX)).await;
     }
 }
 

@@ -145,7 +145,7 @@ impl Reader {
                             self.distrusted.insert(topic.clone());
                         }
                         self.report(incident);
-                        self.want_ask(now_ms, self.settings.ask_jitter_ms);
+                        self.want_ask_if_none(now_ms, self.settings.ask_jitter_ms);
                     }
                     return;
                 }
@@ -333,7 +333,7 @@ impl Reader {
         }
         if now_ms.saturating_sub(batch.first_seen_ms) >= self.settings.companion_wait_ms && !batch.asked && self.mark_asked(cut) {
             self.report(Incident::Incomplete { cut });
-            self.want_ask(now_ms, 0);
+            self.want_ask_if_none(now_ms, 0);
         }
         // They arrive in order, so one that is not overdue has none behind it that is.
         let hold_ms = self.settings.hold_ms;

@@ -80,6 +80,13 @@ impl Reader {
         self.repair.due_ms = Some(self.repair.due_ms.map_or(due, |earlier| earlier.min(due)));
     }
 
+    /// The same for what waits: an answer that is on its way may bring it, and what then still waits is judged anew.
+    pub(super) fn want_ask_if_none(&mut self, now_ms: u64, jitter_ms: u64) {
+        if self.repair.in_flight.is_none() {
+            self.want_ask(now_ms, jitter_ms);
+        }
+    }
+
     /// The last request did not help, or the reason to ask may well persist.
     pub(super) fn want_ask_again(&mut self, now_ms: u64) {
         self.repair.failures = self.repair.failures.saturating_add(1);
