@@ -45,21 +45,24 @@ pub async fn wait_for(api: &Api, connection: &Connection, change: u64, timeout: 
     let deadline = Instant::now() + timeout;
     let terminal = std::io::stderr().is_terminal();
     let paint = output::Paint(connection.color.is_on(terminal));
+    // The last round may be too short for any answer: what was known before it still is.
+    let mut known: Option<Progress> = None;
     loop {
         let round = deadline.saturating_duration_since(Instant::now()).min(ROUND);
         let path = format!("/v1/changes/{change}?wait=enforced&timeout={}ms", round.as_millis());
         let shown: ShownChange = api.fetch(&Call::get(path).waits(round)).await?;
-        if terminal && let Some(progress) = &shown.progress {
+        known = shown.progress.or(known);
+        if terminal && let Some(progress) = &known {
             let _ = write!(std::io::stderr(), "\r\x1b[K{}", bar(progress));
         }
         let late = Instant::now() >= deadline;
-        let done = shown.progress.as_ref().is_some_and(|progress| progress.done);
-        let failed = shown.progress.as_ref().is_some_and(|progress| progress.behind.iter().any(Behind::failed));
+        let done = known.as_ref().is_some_and(|progress| progress.done);
+        let failed = known.as_ref().is_some_and(|progress| progress.behind.iter().any(Behind::failed));
         if done || late || failed {
             if terminal {
                 let _ = write!(std::io::stderr(), "\r\x1b[K");
             }
-            return judged(change, shown.progress.as_ref(), paint);
+            return judged(change, known.as_ref(), paint);
         }
     }
 }
