@@ -130,6 +130,11 @@ impl Watch {
         }
     }
 
+    /// Whether the host has the group at this place all the time: not the last two, the extra group and what it names.
+    fn always_has(&self, place: usize) -> bool {
+        place + 2 < self.newest.len()
+    }
+
     fn try_out(&mut self, reader: &Reader) {
         if let Some(Err(words)) = self.machine.as_mut().map(|machine| machine.try_out(reader)) {
             self.shared.violated(words);
@@ -171,7 +176,7 @@ impl Watch {
         for topic in &commit.dropped {
             if let Topic::Rules(id) | Topic::Members(id) = topic
                 && let Some(group) = self.shared.world.index(id.as_str())
-                && self.shared.world.place(self.number, group).is_some_and(|place| place + 2 < self.newest.len())
+                && self.shared.world.place(self.number, group).is_some_and(|place| self.always_has(place))
             {
                 self.violated(topic, format_args!("was given up, and is needed"));
             }
@@ -220,7 +225,10 @@ impl Watch {
         }
         if mark > newest {
             self.newest[place] = mark;
-            shared.marks.arrived(mark);
+            // Of the group that comes and goes, the version that is found there may be of long ago: it was not on its way since.
+            if self.always_has(place) {
+                shared.marks.arrived(mark);
+            }
         }
     }
 }
