@@ -224,6 +224,21 @@ fn changes_of_one_batch_become_effective_one_by_one_and_in_order() {
 
 /// A stream that had to be filled again has other revisions of the same contents: they are adopted, and nothing is fetched.
 #[test]
+fn no_check_is_made_beside_a_request_and_none_is_forgotten() {
+    let mut desk = Desk::joined();
+    let effects = desk.reader.handle(Event::Refresh, desk.now_ms);
+    let Some(Effect::Ask(payload)) = effects.iter().find(|effect| matches!(effect, Effect::Ask(_))) else {
+        panic!("{effects:?}")
+    };
+    let chunks = desk.writer.replica.answer(&desk.reader.host, &Ask::decode(payload).unwrap(), 60_000);
+    let is_check = |effect: &Effect| matches!(effect, Effect::Entropy(_));
+    assert!(!desk.pass(1_500).iter().any(is_check), "two checks are due by now");
+    let due = desk.reader.deadline_ms().unwrap();
+    assert!(due > desk.now_ms, "nothing to do at {} before the answer, and it wants to be called at {due}", desk.now_ms);
+    assert!(desk.reader.handle(Event::Answer(&chunks[0]), desk.now_ms).iter().any(is_check));
+}
+
+#[test]
 fn who_comes_back_subscribes_when_somebody_answers() {
     let mut desk = Desk::joined();
     let wanted = desk.reader.subscriptions();
