@@ -59,6 +59,12 @@ fn locked(line: &Line) -> std::sync::MutexGuard<'_, Option<CommandSender<Command
 }
 
 impl Life {
+    /// What is in force does not depend on the connection.
+    fn look(&mut self) {
+        let (watch, reader) = self.host.observed();
+        watch.looked_at(reader);
+    }
+
     async fn live(mut self) {
         let mut random = Random::new(self.number as u64 ^ 0x5eed);
         let mut first = true;
@@ -88,14 +94,6 @@ impl Life {
             self.host.disconnected();
             self.look();
         }
-    }
-}
-
-impl Life {
-    /// What is in force does not depend on the connection.
-    fn look(&mut self) {
-        let (watch, reader) = self.host.observed();
-        watch.looked_at(reader);
     }
 }
 

@@ -1,5 +1,8 @@
 //! Bounds and refusals of a node; its life among others is left to the simulated bus.
 
+use std::collections::BTreeMap;
+
+use groupcast_messages::EntropyCheck;
 use groupcast_policy::doc::Edit;
 use groupcast_policy::ids::GroupId;
 use groupcast_policy::net::Prefix;
@@ -223,6 +226,38 @@ fn who_lags_waits_for_news_and_who_lost_something_asks_for_what_came_since() {
     node.handle(Event::Request { id: 5, request }, 100);
     node.handle(Event::Head(Some(Some(lead(12)))), 100);
     assert_eq!(fetched(node.handle(Event::Tick, 100 + lag_wait_ms)), Some(vec![(CHAIN, 10)]));
+}
+
+/// A host that is not answered asks again, and makes itself known again: whoever answers late answers each once.
+#[test]
+fn of_requests_that_wait_only_a_hosts_last_of_each_kind_is_answered() {
+    let mut node = following(10);
+    let host = HostId::new("h").unwrap();
+    let check = EntropyCheck { term: 1, hash: 0, topics: 0 }.encode();
+    for id in 1..=6 {
+        let request = match id % 2 {
+            0 => Request::Entropy { host: host.clone(), payload: check.clone() },
+            _ => Request::Snapshot { host: host.clone(), payload: groupcast_messages::Ask::default().encode() },
+        };
+        node.handle(Event::Request { id, request }, 100);
+    }
+    let mut answered = BTreeMap::new();
+    let payload = Lead { term: 1, since: 1, batch: 1, ..Default::default() }.encode();
+    let mut effects = node.handle(Event::Head(Some(Some((10, payload.clone())))), 100);
+    for _ in 0..6 {
+        let replies = effects.iter().filter_map(|effect| match effect {
+            Effect::Reply { id, payloads } => Some((*id, !payloads.is_empty())),
+            _ => None,
+        });
+        answered.extend(replies);
+        effects = if effects.iter().any(|effect| matches!(effect, Effect::ReadHead)) {
+            node.handle(Event::Head(Some(Some((10, payload.clone())))), 100)
+        } else {
+            node.handle(Event::Tick, 100)
+        };
+    }
+    let last: Vec<u64> = answered.iter().filter(|(_, told)| **told).map(|(id, _)| *id).collect();
+    assert_eq!((answered.len(), last), (6, vec![5, 6]), "{answered:?}");
 }
 
 /// A replicated stream was seen to call every batch undecided for ever, after a purge had met a publish.

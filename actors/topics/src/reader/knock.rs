@@ -1,7 +1,7 @@
 //! A host that comes back and holds something makes itself known before it subscribes: it has its revisions compared, and whoever answers
 //! that can answer a request. A bus that lost everything is filled again first, topic by topic, and every subscriber would receive all of
-//! it only to ask for the same afterwards. What is held stays in force meanwhile, so nothing is lost by the wait; and while nobody answers
-//! there is nobody who publishes.
+//! it only to ask for the same afterwards. What is held stays in force meanwhile. The price: a round trip, and where an answer is lost, or no
+//! controller is there yet, up to the pause between two attempts in which a change that is published does not reach this host.
 
 use super::Reader;
 
