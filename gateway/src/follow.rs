@@ -194,10 +194,14 @@ impl Reader {
                     good.extend(history.into_iter().find(|version| version.document.is_ok()));
                 }
                 good.extend(versions);
-                let changes = self.followed.write().catalog(good, through, everything);
                 if everything {
-                    self.recall(log, through).await?;
+                    // Before the rest: whoever has that counts as loaded, and is asked for the changes too.
+                    let past = self.recall(log, through).await?;
+                    let mut local = self.followed.write();
+                    local.catalog(good, through, everything);
+                    local.remember(&past);
                 } else {
+                    let changes = self.followed.write().catalog(good, through, everything);
                     // Nobody watching is no error.
                     changes.into_iter().for_each(|changed| drop(self.followed.changes.send(changed)));
                 }
@@ -208,15 +212,13 @@ impl Reader {
     }
 
     /// Reads the latest changes with their authors.
-    async fn recall(&self, log: &Log, through: u64) -> Result<(), NoAnswer> {
+    async fn recall(&self, log: &Log, through: u64) -> Result<Vec<Arc<Changed>>, NoAnswer> {
         if through == 0 {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let first = through.saturating_sub(CHANGES_MAX as u64).max(1);
         let entries = log.range(subjects::CATALOG_ALL, first, through).await?;
         let versions: Vec<Version> = entries.iter().filter_map(Version::of).collect();
-        let changes: Vec<_> = changes_of(&versions).into_iter().map(Arc::new).collect();
-        self.followed.write().remember(&changes);
-        Ok(())
+        Ok(changes_of(&versions).into_iter().map(Arc::new).collect())
     }
 }

@@ -217,7 +217,7 @@ fn put_members(parts: &mut Vec<Vec<u8>>, bytes_max: usize, members: &Members) {
         if writer.make_room() {
             previous = None;
         }
-        put_gap(&mut writer.packed.v4, previous.replace(*address), *address);
+        put_gap(&mut writer.packed.v4, previous.replace(address), address);
     }
     let mut previous = None;
     for address in &members.v6 {

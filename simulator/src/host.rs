@@ -1,6 +1,7 @@
 //! A simulated host: the real reader of topics over the lean client. Its kernel enforces at once.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use groupcast_bus_config::{streams, subjects};
@@ -81,10 +82,9 @@ pub struct Host<O> {
     ack: String,
     answers: String,
     ctl: String,
-    /// Which topic a subscription number stands for; numbers are never used again.
-    topics: Map<u64, Topic>,
+    /// Which topic a subscription number stands for, counted from the first; a connection never uses one again.
+    topics: Vec<Option<Topic>>,
     sids: Map<Topic, u64>,
-    next_sid: u64,
     /// Flushes whose PONG has not come, oldest first.
     flushes: VecDeque<u64>,
     /// The reader's clock counts from here.
@@ -92,7 +92,7 @@ pub struct Host<O> {
 }
 
 impl<O: Observer> Host<O> {
-    pub fn new(host: HostId, settings: Settings, seed: u64, observer: O) -> Self {
+    pub fn new(host: HostId, settings: impl Into<Arc<Settings>>, seed: u64, observer: O) -> Self {
         Self {
             snap: subjects::snap(&host),
             entropy: subjects::entropy(&host),
@@ -101,9 +101,8 @@ impl<O: Observer> Host<O> {
             ctl: subjects::ctl(&host),
             reader: Reader::new(host, settings, seed),
             observer,
-            topics: Map::default(),
+            topics: Vec::new(),
             sids: Map::default(),
-            next_sid: FIRST_TOPIC_SID,
             flushes: VecDeque::new(),
             born: Instant::now(),
         }
@@ -124,7 +123,7 @@ impl<O: Observer> Host<O> {
     }
 
     /// The process has ended and another begun: it knows nothing, and keeps what its observer knows.
-    pub fn begin_anew(&mut self, host: HostId, settings: Settings, seed: u64) {
+    pub fn begin_anew(&mut self, host: HostId, settings: impl Into<Arc<Settings>>, seed: u64) {
         self.reader = Reader::new(host, settings, seed);
         self.topics.clear();
         self.sids.clear();
@@ -152,7 +151,7 @@ impl<O: Observer> Host<O> {
                 Effect::Subscribe(topic) => self.subscribe(topic, wire),
                 Effect::Unsubscribe(topic) => {
                     if let Some(sid) = self.sids.remove(&topic) {
-                        self.topics.remove(&sid);
+                        self.topics[(sid - FIRST_TOPIC_SID) as usize] = None;
                         wire.outbound.unsubscribe(sid);
                     }
                 }
@@ -178,11 +177,10 @@ impl<O: Observer> Host<O> {
         if self.sids.contains_key(&topic) {
             return;
         }
-        let sid = self.next_sid;
-        self.next_sid += 1;
+        let sid = FIRST_TOPIC_SID + self.topics.len() as u64;
         wire.outbound.subscribe(&subjects::read(&topic), sid);
         self.sids.insert(topic.clone(), sid);
-        self.topics.insert(sid, topic);
+        self.topics.push(Some(topic));
     }
 
     fn on_message(&mut self, message: MessageFrame<'_>, wire: &mut Wire<'_>) {
@@ -197,7 +195,8 @@ impl<O: Observer> Host<O> {
                 self.observer.on_delivery(&message);
             }
             sid => {
-                if let Some(topic) = self.topics.get(&sid)
+                let number = sid.checked_sub(FIRST_TOPIC_SID).and_then(|number| usize::try_from(number).ok());
+                if let Some(topic) = number.and_then(|number| self.topics.get(number)?.as_ref())
                     && self.observer.on_delivery(&message)
                     && let Some((revision, previous)) = republished(&message)
                 {
@@ -221,12 +220,14 @@ fn request(wire: &mut Wire<'_>, subject: &str, token: &str, payload: &[u8]) {
 /// which somebody else must have published.
 fn republished(message: &MessageFrame<'_>) -> Option<(u64, u64)> {
     let (mut stream, mut subject, mut revision, mut previous) = (None, None, None, None);
-    for (name, value) in message.headers.iter() {
+    // As bytes: this is looked at for every message to every host.
+    for (name, value) in message.headers.fields() {
+        let text = || std::str::from_utf8(value).ok();
         match name {
-            "Nats-Stream" => stream = Some(value),
-            "Nats-Subject" => subject = Some(value),
-            "Nats-Sequence" => revision = value.parse().ok(),
-            "Nats-Last-Sequence" => previous = value.parse().ok(),
+            b"Nats-Stream" => stream = text(),
+            b"Nats-Subject" => subject = text(),
+            b"Nats-Sequence" => revision = text().and_then(|value| value.parse().ok()),
+            b"Nats-Last-Sequence" => previous = text().and_then(|value| value.parse().ok()),
             _ => {}
         }
     }

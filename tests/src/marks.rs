@@ -37,7 +37,7 @@ pub struct Marks(Arc<Mutex<History>>);
 
 /// The number of the last change that a document of members holds; 0 before the first.
 pub fn mark_of(document: Option<&Document>) -> u32 {
-    let last = document.and_then(Document::members).and_then(|members| members.v4.last().copied());
+    let last = document.and_then(Document::members).and_then(|members| members.v4.max());
     last.map_or(0, |bits| bits - 0x0a00_0000)
 }
 

@@ -154,6 +154,11 @@ async fn a_gateway_that_dies_loses_nothing_acknowledged_and_repeats_nothing() {
         desk.gateway = Gateway::start(&desk.bus.url(0), &[]).await;
         desk.admin = desk.admin.at(&desk.gateway);
         desk.admin.ready().await;
+        if let Some(before) = u32::checked_sub(round, 1) {
+            // Whoever is ready knows what was written.
+            let last = reasons(&desk).await.get(&format!("round {before}")).copied();
+            assert_eq!(last, Some(1), "round {before}, by a gateway that was just started");
+        }
         let again = desk.admin.post("/v1/changes", body, &[("idempotency-key", &key)]).await;
         assert!([200, 201].contains(&again.status), "{}", again.text);
         if again.body["repeated"] == true {
@@ -169,11 +174,17 @@ async fn a_gateway_that_dies_loses_nothing_acknowledged_and_repeats_nothing() {
     }
     eprintln!("{rounds} kills: {unanswered} requests unanswered, {repeated} had been written before the kill");
     // One change for every round, no more.
+    let reasons = reasons(&desk).await;
+    for round in 0..rounds {
+        assert_eq!(reasons.get(&format!("round {round}")), Some(&1), "round {round}");
+    }
+}
+
+/// How many changes were made for which reason.
+async fn reasons(desk: &Desk) -> BTreeMap<String, usize> {
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
     for item in desk.admin.get("/v1/changes?limit=1000").await.body["items"].as_array().unwrap() {
         *reasons.entry(item["reason"].as_str().unwrap_or_default().to_owned()).or_default() += 1;
     }
-    for round in 0..rounds {
-        assert_eq!(reasons.get(&format!("round {round}")), Some(&1), "round {round}");
-    }
+    reasons
 }

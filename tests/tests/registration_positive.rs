@@ -84,7 +84,7 @@ async fn d02_of_conflicting_labels_the_workloads_own_wins_within_the_allow_list(
         let documents = host.documents().await;
         let counts = |group: &str| {
             let document = documents.get(&Topic::Members(group.parse().expect("an id")));
-            document.and_then(|document| document.members()).map(|members| members.v4.len())
+            document.and_then(|document| document.members()).map(|members| members.v4.len() as usize)
         };
         (counts("own"), counts("given"), counts("other")) == (Some(1), Some(1), Some(0))
     })
@@ -237,7 +237,7 @@ async fn d08_entries_follow_an_edited_template_and_health_leaves_the_members() {
     let members = || async {
         let documents = host.documents().await;
         let document = documents.get(&Topic::Members("web".parse().expect("an id")));
-        document.and_then(|document| document.members()).map_or(0, |members| members.v4.len())
+        document.and_then(|document| document.members()).map_or(0, |members| members.v4.len() as usize)
     };
     assert_eq!(members().await, 0);
     let before = sequence(&guest.client).await;

@@ -133,7 +133,7 @@ async fn ports_become_workloads_move_change_and_go() {
     let members = Topic::Members(format!("os-{web}").parse().expect("an id"));
     let count = async |host: &Host| {
         let documents = host.documents().await;
-        documents.get(&members).and_then(|document| document.members()).map_or(0, |members| members.v4.len())
+        documents.get(&members).and_then(|document| document.members()).map_or(0, |members| members.v4.len() as usize)
     };
     eventually("the group has both as members", || async { count(&h1).await == 2 && count(&h2).await == 2 }).await;
     let source = stack.source().await;

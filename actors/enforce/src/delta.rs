@@ -269,9 +269,7 @@ impl Parts {
     fn compared(&mut self, name: &Name, kind: SetKind, have: &Elements, want: &Contents<'_>) {
         let (missing, surplus) = match (have, want) {
             // Compared without a copy of the document.
-            (Elements::V4(have), Contents::V4(want)) => {
-                (Elements::V4(want.difference(have).copied().collect()), Elements::V4(have.difference(want).copied().collect()))
-            }
+            (Elements::V4(have), Contents::V4(want)) => (Elements::V4(*want - have), Elements::V4(have - *want)),
             (Elements::V6(have), Contents::V6(want)) => {
                 (Elements::V6(want.difference(have).copied().collect()), Elements::V6(have.difference(want).copied().collect()))
             }

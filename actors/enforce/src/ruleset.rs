@@ -19,6 +19,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use groupcast_policy::doc::V4Addresses;
 use groupcast_policy::ids::HostId;
 use groupcast_policy::needs::Documents;
 use groupcast_policy::resolve::resolve;
@@ -43,7 +44,7 @@ pub(crate) use workloads::{Element, Keys, Owners, elements_of, keys_of, own_addr
 #[derive(Debug, Clone)]
 pub enum Contents<'d> {
     Owned(Elements),
-    V4(&'d BTreeSet<u32>),
+    V4(&'d V4Addresses),
     V6(&'d BTreeSet<u128>),
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use groupcast_policy::doc::V4Addresses;
 use groupcast_policy::net::{Span, SpanSet};
 
 use crate::Name;
@@ -78,7 +79,7 @@ pub const SEEN_MAX: u32 = 65_536;
 /// Addresses have forms of their own because there may be a million of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Elements {
-    V4(BTreeSet<u32>),
+    V4(V4Addresses),
     V6(BTreeSet<u128>),
     Spans4(BTreeSet<Span<u32>>),
     Spans6(BTreeSet<Span<u128>>),
@@ -135,7 +136,7 @@ impl Elements {
     /// Empty, of the form that a set of this kind has.
     pub fn of(kind: SetKind) -> Self {
         match kind {
-            SetKind::V4 => Elements::V4(BTreeSet::new()),
+            SetKind::V4 => Elements::V4(V4Addresses::new()),
             SetKind::V6 => Elements::V6(BTreeSet::new()),
             SetKind::Spans4 => Elements::Spans4(BTreeSet::new()),
             SetKind::Spans6 => Elements::Spans6(BTreeSet::new()),
@@ -146,7 +147,7 @@ impl Elements {
 
     pub fn len(&self) -> usize {
         match self {
-            Elements::V4(set) => set.len(),
+            Elements::V4(set) => set.len() as usize,
             Elements::V6(set) => set.len(),
             Elements::Spans4(set) => set.len(),
             Elements::Spans6(set) => set.len(),
@@ -162,7 +163,7 @@ impl Elements {
     /// The elements of the other that are not in this one; of a map also those whose data differ. `None`: of another form.
     pub fn missing_from(&self, other: &Elements) -> Option<Elements> {
         Some(match (self, other) {
-            (Elements::V4(have), Elements::V4(want)) => Elements::V4(want.difference(have).copied().collect()),
+            (Elements::V4(have), Elements::V4(want)) => Elements::V4(want - have),
             (Elements::V6(have), Elements::V6(want)) => Elements::V6(want.difference(have).copied().collect()),
             (Elements::Spans4(have), Elements::Spans4(want)) => Elements::Spans4(want.difference(have).copied().collect()),
             (Elements::Spans6(have), Elements::Spans6(want)) => Elements::Spans6(want.difference(have).copied().collect()),
@@ -178,7 +179,7 @@ impl Elements {
     /// `false` if they are of another form, and then nothing changed.
     pub fn extend(&mut self, more: Elements) -> bool {
         match (self, more) {
-            (Elements::V4(have), Elements::V4(more)) => have.extend(more),
+            (Elements::V4(have), Elements::V4(more)) => *have |= more,
             (Elements::V6(have), Elements::V6(more)) => have.extend(more),
             (Elements::Spans4(have), Elements::Spans4(more)) => have.extend(more),
             (Elements::Spans6(have), Elements::Spans6(more)) => have.extend(more),
@@ -192,7 +193,7 @@ impl Elements {
     /// `false` if they are of another form, and then nothing changed.
     pub fn remove(&mut self, less: &Elements) -> bool {
         match (self, less) {
-            (Elements::V4(have), Elements::V4(less)) => less.iter().for_each(|a| _ = have.remove(a)),
+            (Elements::V4(have), Elements::V4(less)) => *have -= less,
             (Elements::V6(have), Elements::V6(less)) => less.iter().for_each(|a| _ = have.remove(a)),
             (Elements::Spans4(have), Elements::Spans4(less)) => less.iter().for_each(|a| _ = have.remove(a)),
             (Elements::Spans6(have), Elements::Spans6(less)) => less.iter().for_each(|a| _ = have.remove(a)),

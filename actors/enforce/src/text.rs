@@ -117,7 +117,7 @@ fn verdicts_of_numbers<'t>(table: &'t Table, name: &Name) -> Option<&'t Elements
 fn element_texts<'e>(elements: &'e Elements, numbers: &'e Option<&'e Elements>) -> Box<dyn Iterator<Item = String> + 'e> {
     let span = |first: String, last: String| if first == last { first } else { format!("{first}-{last}") };
     match elements {
-        Elements::V4(set) => Box::new(set.iter().map(|a| Ipv4Addr::from_bits(*a).to_string())),
+        Elements::V4(set) => Box::new(set.iter().map(|a| Ipv4Addr::from_bits(a).to_string())),
         Elements::V6(set) => Box::new(set.iter().map(|a| Ipv6Addr::from_bits(*a).to_string())),
         Elements::Spans4(set) => Box::new(set.iter().map(move |s| span(v4(u128::from(s.first())), v4(u128::from(s.last()))))),
         Elements::Spans6(set) => Box::new(set.iter().map(move |s| span(v6(s.first()), v6(s.last())))),

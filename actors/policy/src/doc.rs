@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use digest::Digest;
 pub use document::Document;
-pub use members::Members;
+pub use members::{Members, V4Addresses};
 
 use crate::ids::{AppId, GroupId, NetworkId, SpaceId, WorkloadId};
 use crate::net::Prefix;

@@ -164,7 +164,7 @@ impl<O: Documents, N: Documents> Part<'_, O, N> {
             && let (Some(old), Some(new)) = (&old, &new)
         {
             let both = Members {
-                v4: old.v4.intersection(&new.v4).copied().collect(),
+                v4: &old.v4 & &new.v4,
                 v6: old.v6.intersection(&new.v6).copied().collect(),
                 prefixes: old.prefixes.intersection(&new.prefixes).copied().collect(),
             };

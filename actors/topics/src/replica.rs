@@ -10,7 +10,7 @@ use groupcast_messages::{
 };
 use groupcast_policy::doc::{Digest, Document, Edit};
 use groupcast_policy::ids::HostId;
-use groupcast_policy::needs::{Documents, needed_unordered};
+use groupcast_policy::needs::{Documents, Topics, needed_unordered};
 use groupcast_policy::topic::{Topic, TopicHash};
 
 /// Deltas kept per topic: a host that missed more gets the document.
@@ -202,12 +202,23 @@ impl Replica {
         kept.restart_history(revision);
     }
 
+    /// Of everything that makes hosts need topics: two replicas of the same structure have the same followers.
+    pub fn structure(&self) -> u64 {
+        let structural =
+            self.documents().filter(|(topic, document)| !matches!(topic, Topic::Members(_)) && document.content().is_some());
+        structural.fold(0, |sum, (topic, document)| sum.wrapping_add(entropy_item(topic.hash64(), document.digest().0)))
+    }
+
+    /// The topics that the host needs, from scratch.
+    pub fn needed_by(&self, host: &HostId) -> Topics {
+        needed_unordered(host, self)
+    }
+
     /// Brings a host to this replica's cut: every topic it needs or asks for, as little as possible of each.
-    pub fn answer(&self, host: &HostId, ask: &Ask, chunk_bytes_max: usize) -> Vec<Vec<u8>> {
+    pub fn answer(&self, mut needed: Topics, ask: &Ask, chunk_bytes_max: usize) -> Vec<Vec<u8>> {
         let mut writer = ChunkWriter::new(ask.ask, self.cut, chunk_bytes_max);
         // Revisions of an earlier life of the stream mean nothing in this one.
         let comparable = ask.term >= self.since;
-        let mut needed = needed_unordered(host, self);
         let absent = Kept::default();
         for (index, (hash, held)) in ask.held.iter().enumerate() {
             // What was never published is found only among what is needed.
@@ -252,15 +263,19 @@ impl Replica {
         writer.finish()
     }
 
-    pub fn compare(&self, host: &HostId, check: &EntropyCheck) -> EntropyAnswer {
-        let mut revisions: Vec<(TopicHash, u64)> =
-            needed_unordered(host, self).iter().map(|topic| (topic.hash64(), self.revision(topic))).collect();
+    /// Whether a host holds what it needs, which is only found out if it may.
+    pub fn compare(&self, needed: impl FnOnce() -> Topics, check: &EntropyCheck) -> EntropyAnswer {
+        if check.term < self.since {
+            // Revisions of an earlier life of the stream. A whole fleet comes back with such.
+            return EntropyAnswer::Differs { cut: self.cut, revisions: Vec::new(), truncated: true };
+        }
+        let mut revisions: Vec<(TopicHash, u64)> = needed().iter().map(|topic| (topic.hash64(), self.revision(topic))).collect();
         let hash = revisions.iter().fold(0u64, |sum, (topic, revision)| sum.wrapping_add(entropy_item(*topic, *revision)));
-        if check.term >= self.since && check.topics as usize == revisions.len() && check.hash == hash {
+        if check.topics as usize == revisions.len() && check.hash == hash {
             return EntropyAnswer::Equal { cut: self.cut };
         }
         revisions.sort_unstable();
-        let truncated = revisions.len() > ENTROPY_TOPICS_MAX || check.term < self.since;
+        let truncated = revisions.len() > ENTROPY_TOPICS_MAX;
         let revisions = if truncated { Vec::new() } else { revisions };
         EntropyAnswer::Differs { cut: self.cut, revisions, truncated }
     }

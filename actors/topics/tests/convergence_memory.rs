@@ -7,7 +7,7 @@ use groupcast_messages::{Ack, Cut, HostState};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::topic::{Topic, TopicHash};
 use groupcast_topics::convergence::{BATCHES_MAX, Convergence, Settings};
-use groupcast_topics::node::Committed;
+use groupcast_topics::node::{Committed, Reach};
 
 struct Counting;
 
@@ -32,7 +32,7 @@ static ALLOCATOR: Counting = Counting;
 
 const HOSTS: usize = 10_000;
 
-fn committed(batch: u64, topics: Vec<(TopicHash, u64)>, span: Vec<(HostId, Vec<(TopicHash, u64)>)>) -> Committed {
+fn committed(batch: u64, topics: Vec<(TopicHash, u64)>, span: Vec<(HostId, Reach)>) -> Committed {
     let cut = Cut { term: 1, lead: lead(batch) };
     Committed { cut, since: 1, change: batch, after: batch - 1, catalog: batch, topics, span, ..Committed::default() }
 }
@@ -73,7 +73,7 @@ fn ten_thousand_hosts_and_a_thousand_changes_in_flight_fit() {
     // Ten groups that every host follows, changed in turn.
     let one = |number: u64, hosts: &[HostId]| {
         let reach = vec![(TopicHash(number % 10), lead(number) + 1)];
-        committed(number, reach.clone(), hosts.iter().map(|host| (host.clone(), reach.clone())).collect())
+        committed(number, reach.clone(), hosts.iter().map(|host| (host.clone(), reach.clone().into())).collect())
     };
     let last = lead(BATCHES_MAX as u64 + 1) + 1;
     measure("one topic each", 8 * MIB, one, |_| ack((0..10).map(|topic| (TopicHash(topic), last)).collect()));
@@ -90,7 +90,7 @@ fn ten_thousand_hosts_and_a_thousand_changes_in_flight_fit() {
     // A thousand changes published together, of ten hosts each: every host is concerned by one of them.
     let many = |number: u64, hosts: &[HostId]| {
         let topics: Vec<(TopicHash, u64)> = (0..1_000).map(|i| (TopicHash(i), lead(number) + 1 + i)).collect();
-        let span = hosts.iter().enumerate().map(|(at, host)| (host.clone(), vec![topics[at / 10]])).collect();
+        let span = hosts.iter().enumerate().map(|(at, host)| (host.clone(), [topics[at / 10]].into())).collect();
         committed(number, topics.clone(), span)
     };
     measure("a thousand changes each", 112 * MIB, many, |_| ack((0..1_000).map(|i| (TopicHash(i), u64::MAX / 2)).collect()));
@@ -100,7 +100,7 @@ fn ten_thousand_hosts_and_a_thousand_changes_in_flight_fit() {
     let tallied = |number: u64, hosts: &[HostId]| {
         let mut topics: Vec<(TopicHash, u64)> = (0..40).map(|i| (TopicHash(i), lead(number) + 1 + i)).collect();
         let message = |at: usize, host: &HostId| (own(host), lead(number) + 41 + at as u64);
-        let span = hosts.iter().enumerate().map(|(at, host)| (host.clone(), vec![message(at, host)])).collect();
+        let span = hosts.iter().enumerate().map(|(at, host)| (host.clone(), [message(at, host)].into())).collect();
         topics.extend(hosts.iter().enumerate().map(|(at, host)| message(at, host)));
         Committed { tallied: true, ..committed(number, topics, span) }
     };

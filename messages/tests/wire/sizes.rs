@@ -81,8 +81,8 @@ fn ten_thousand_members_anywhere() {
 fn no_ipv4_member_takes_more_than_five_bytes() {
     let even = (0..10_000u32).map(|n| n * (u32::MAX / 10_000)).collect();
     assert!(snapshot(Members { v4: even, ..Default::default() }) <= 50_000);
-    let far = Members { v4: [0, u32::MAX].into(), ..Default::default() };
-    let near = Members { v4: [0, 1].into(), ..Default::default() };
+    let far = Members { v4: [0, u32::MAX].into_iter().collect(), ..Default::default() };
+    let near = Members { v4: [0, 1].into_iter().collect(), ..Default::default() };
     assert_eq!(snapshot(far) - snapshot(near), 4);
 }
 

@@ -12,6 +12,7 @@ use groupcast_messages::{Companions, Delta, Lead};
 use groupcast_policy::doc::{Digest, Edit};
 use groupcast_policy::net::Prefix;
 use groupcast_policy::topic::Topic;
+use groupcast_topics::reader::Reader;
 use tokio::sync::{Mutex, watch};
 
 use super::agents::Agents;
@@ -71,6 +72,8 @@ pub struct Leader {
     pub term: u64,
     /// The term since which the stream lives.
     pub since: u64,
+    /// Where its term began in the stream.
+    pub sequence: u64,
 }
 
 /// Who leads, and under which term, as the lead messages say.
@@ -79,9 +82,10 @@ pub async fn follow_leader(client: async_nats::Client) -> anyhow::Result<watch::
     let (told, leader) = watch::channel(Leader::default());
     tokio::spawn(async move {
         while let Some(message) = leads.next().await {
-            if let Ok(lead) = Lead::decode(&message.payload)
+            let sequence = message.headers.as_ref().and_then(|headers| headers.get("Nats-Sequence")?.as_str().parse().ok());
+            if let (Ok(lead), Some(sequence)) = (Lead::decode(&message.payload), sequence)
                 && told.borrow().term < lead.term
-                && told.send(Leader { name: lead.leader, term: lead.term, since: lead.since }).is_err()
+                && told.send(Leader { name: lead.leader, term: lead.term, since: lead.since, sequence }).is_err()
             {
                 return;
             }
@@ -141,10 +145,15 @@ impl Hurting {
         }
     }
 
-    /// What is written when this is called; or what each host that lacks some of it says.
+    /// What is written when this is called, in the life of the stream that is the present one by then; or what each host that lacks some of
+    /// it says. It may hold all that is written and yet follow nothing: where nothing was written meanwhile, only the life tells.
     async fn until_all_have_what_is_written(&self) -> Result<(), Vec<String>> {
         let (world, versions) = (Arc::clone(&self.desk.world), Arc::new(self.desk.versions()));
-        let caught_up = move |number: usize, reader: &_| judge::has_caught_up(&world, &versions, number, reader);
+        let leader = self.leader.clone();
+        let caught_up = move |number: usize, reader: &Reader| {
+            let since = leader.borrow().since;
+            judge::is_of_an_earlier_life(since, reader).or_else(|| judge::has_caught_up(&world, &versions, number, reader))
+        };
         judge::until_nothing_is_said(&self.members, BACK_WITHIN, caught_up).await.map(drop)
     }
 
@@ -260,7 +269,7 @@ impl Hurting {
     /// have them, if nothing but the readers stood in the way.
     async fn publish_as_deposed(&self, fault: &Fault) -> anyhow::Result<()> {
         let mut random = Random::new(self.seed ^ fault.at.as_millis() as u64 ^ 0x57a1e);
-        let Leader { term, since, .. } = self.leader.borrow().clone();
+        let Leader { term, sequence: begun, .. } = self.leader.borrow().clone();
         if term < 2 {
             say("stale-leader: nobody was deposed so far");
             return Ok(());
@@ -279,7 +288,9 @@ impl Hurting {
                 tally: None,
                 spread_ms: 0,
             };
-            let sequence = (since << 40) + STALE_AHEAD + number as u64;
+            // Not counted from the term since which the stream lives: a leader that goes on with what another began to fill
+            // finds that one's sequences, and a forgery in another life than theirs is refused for that.
+            let sequence = begun + STALE_AHEAD + number as u64;
             let mut headers = async_nats::HeaderMap::new();
             headers.insert("Nats-Stream", streams::TOPICS.name);
             headers.insert("Nats-Subject", subjects::write(&topic).as_str());

@@ -101,3 +101,22 @@ pub fn has_caught_up(world: &World, versions: &Arc<Vec<u32>>, number: usize, rea
         .map(|group| format!("host {} lacks version {} of group {}", world.hosts[number], versions[group], world.groups[group]))
         .next()
 }
+
+/// Of a host: whether what it follows is a stream that is gone.
+pub fn is_of_an_earlier_life(since: u64, reader: &Reader) -> Option<String> {
+    let term = reader.cut().map_or(0, |cut| cut.term);
+    (term < since).then(|| format!("a host is at term {term}, and the stream lives since {since}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It may hold everything that is written, and follows nothing.
+    #[test]
+    fn whoever_did_not_hear_of_the_present_stream_is_not_back() {
+        let reader = Reader::new(HostId::new("host-00000").unwrap(), groupcast_topics::reader::Settings::default(), 1);
+        assert!(is_of_an_earlier_life(2, &reader).is_some_and(|words| words.contains("since 2")));
+        assert!(is_of_an_earlier_life(0, &reader).is_none());
+    }
+}

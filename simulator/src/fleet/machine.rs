@@ -155,10 +155,10 @@ impl Machine {
         let document = members[self.random.next() as usize % members.len()];
         // Somewhere between the first and the last, without walking there: a group can be large.
         let v4 = document.members().map(|members| &members.v4);
-        let ends = v4.and_then(|v4| Some((*v4.first()?, *v4.last()?)));
+        let ends = v4.and_then(|v4| Some((v4.min()?, v4.max()?)));
         let somewhere = ends.map(|(first, last)| first + (self.random.next() % (u64::from(last - first) + 1)) as u32);
         let found = v4.zip(somewhere).and_then(|(v4, from)| v4.range(from..).next());
-        found.map_or(stranger, |bits| IpAddr::V4(Ipv4Addr::from_bits(*bits)))
+        found.map_or(stranger, |bits| IpAddr::V4(Ipv4Addr::from_bits(bits)))
     }
 }
 

@@ -35,12 +35,16 @@ pub struct Second {
     pub lag_ms: f64,
 }
 
+/// Of deliveries since the last look, and of the phase that is running.
+struct Latency {
+    recent: Histogram<u64>,
+    phase: Histogram<u64>,
+}
+
 pub struct Marks {
     begun: Instant,
     changes: Vec<Change>,
-    /// Deliveries since the last look, and of the phase that is running.
-    recent: Mutex<Histogram<u64>>,
-    phase: Mutex<Histogram<u64>>,
+    latency: Mutex<Latency>,
     pub deliveries: AtomicU64,
     pub delivered_bytes: AtomicU64,
     /// What hosts had to repair, by kind.
@@ -63,8 +67,7 @@ impl Marks {
             changes: (0..changes)
                 .map(|_| Change { written_ns: AtomicU64::new(0), arrived: AtomicU32::new(0), last_ns: AtomicU64::new(0) })
                 .collect(),
-            recent: Mutex::new(histogram()?),
-            phase: Mutex::new(histogram()?),
+            latency: Mutex::new(Latency { recent: histogram()?, phase: histogram()? }),
             deliveries: AtomicU64::new(0),
             delivered_bytes: AtomicU64::new(0),
             incidents: Mutex::default(),
@@ -120,8 +123,9 @@ impl Marks {
         change.arrived.fetch_add(1, Ordering::Relaxed);
         change.last_ns.fetch_max(now_ns, Ordering::Relaxed);
         let us = (now_ns.saturating_sub(written_ns) / 1_000).clamp(1, LATENCY_MAX_US);
-        locked(&self.recent).saturating_record(us);
-        locked(&self.phase).saturating_record(us);
+        let mut latency = locked(&self.latency);
+        latency.recent.saturating_record(us);
+        latency.phase.saturating_record(us);
     }
 
     /// How old the change is, if not so many hosts have it.
@@ -142,7 +146,7 @@ impl Marks {
 
     /// What the last second showed; begins the next.
     pub fn second(&self, changes: u64, lag_ms: f64) -> Second {
-        let mut recent = locked(&self.recent);
+        let recent = &mut locked(&self.latency).recent;
         let ms = |us: u64| us as f64 / 1e3;
         let second = Second {
             at_s: self.now_s(),
@@ -159,7 +163,7 @@ impl Marks {
 
     /// What a phase showed; begins the next.
     pub fn end_phase(&self) -> Histogram<u64> {
-        let mut phase = locked(&self.phase);
+        let phase = &mut locked(&self.latency).phase;
         let whole = phase.clone();
         phase.reset();
         whole

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use groupcast_policy::ids::HostId;
-use groupcast_topics::reader::{self, Reader};
+use groupcast_topics::reader::Reader;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -49,7 +49,7 @@ pub fn spawn(shared: &Arc<Shared>, number: usize, kernel: bool) -> anyhow::Resul
     let machine = kernel.then(|| Machine::new(&shared.world, number).map(Box::new)).transpose()?;
     let (trouble, line, crash) = (Arc::<Trouble>::default(), Line::default(), Arc::<AtomicBool>::default());
     let watch = Watch::new(Arc::clone(shared), number, machine, Arc::clone(&trouble));
-    let host = Host::new(id.clone(), reader::Settings::default(), number as u64, watch);
+    let host = Host::new(id.clone(), Arc::clone(&shared.reading), number as u64, watch);
     let life = Life { shared: Arc::clone(shared), host, id, number, line: Arc::clone(&line), crash: Arc::clone(&crash) };
     Ok(Member { number, trouble, line, crash, task: tokio::spawn(life.live()) })
 }
@@ -72,7 +72,7 @@ impl Life {
             let Some(connection) = connect(&self.shared, &self.id, &mut random, first).await else { return };
             first = false;
             if self.crash.swap(false, Ordering::AcqRel) {
-                self.host.begin_anew(self.id.clone(), reader::Settings::default(), random.next());
+                self.host.begin_anew(self.id.clone(), Arc::clone(&self.shared.reading), random.next());
                 self.host.observer().begun_anew();
             }
             self.look();

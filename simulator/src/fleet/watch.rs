@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use groupcast_policy::doc::{Content, Document};
 use groupcast_policy::topic::Topic;
-use groupcast_topics::reader::{Commit, Incident, Reader};
+use groupcast_topics::reader::{self, Commit, Incident, Reader};
 
 use super::machine::Machine;
 use super::marks::Marks;
@@ -34,6 +34,8 @@ pub type Sample = (Vec<(String, String)>, Vec<u8>);
 pub struct Shared {
     pub world: Arc<World>,
     pub marks: Marks,
+    /// How hosts read topics.
+    pub reading: Arc<reader::Settings>,
     pub address: std::net::SocketAddr,
     pub reconnect_jitter: Duration,
     pub sabotage: Option<Sabotage>,
@@ -59,6 +61,7 @@ impl Shared {
         Self {
             world,
             marks,
+            reading: Arc::default(),
             address,
             reconnect_jitter,
             sabotage: None,
@@ -88,8 +91,8 @@ impl Shared {
 fn marks_of(document: &Document) -> Option<(u32, u32)> {
     let members = document.members()?;
     let mut marks = members.v4.range(MARKS..=MARKS + MARKS_MAX);
-    let first = *marks.next()?;
-    Some((first - MARKS, marks.next_back().copied().unwrap_or(first) - MARKS))
+    let first = marks.next()?;
+    Some((first - MARKS, marks.next_back().unwrap_or(first) - MARKS))
 }
 
 /// The version of a group that a reader holds.

@@ -176,11 +176,17 @@ impl<'a> Headers<'a> {
 
     /// Names and values in wire order. A line that is not `name: value` in UTF-8 is passed over: it harms nobody but itself.
     pub fn iter(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
+        let text = |(name, value)| Some((std::str::from_utf8(name).ok()?, std::str::from_utf8(value).ok()?));
+        self.fields().filter_map(text)
+    }
+
+    /// Like [`Headers::iter`], of whatever bytes.
+    pub fn fields(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
         let mut rest = self.block;
         let _version = next_line(&mut rest);
         std::iter::from_fn(move || next_line(&mut rest)).filter_map(|line| {
-            let (name, value) = std::str::from_utf8(line).ok()?.split_once(':')?;
-            Some((name, value.trim()))
+            let colon = memchr(b':', line)?;
+            Some((&line[..colon], line[colon + 1..].trim_ascii()))
         })
     }
 

@@ -50,8 +50,18 @@ pub const MAY_USE: [(&str, &[&str]); 10] = [
 pub const PURE: [&str; 2] = ["groupcast-policy", "groupcast-enforce"];
 
 /// What pure packages may use: data structures, hashes, text forms, derive macros.
-pub const PURE_MAY_USE: [&str; 9] =
-    ["foldhash", "groupcast-policy", "hashbrown", "ipnet", "serde", "serde-saphyr", "serde_json", "thiserror", "xxhash-rust"];
+pub const PURE_MAY_USE: [&str; 10] = [
+    "foldhash",
+    "groupcast-policy",
+    "hashbrown",
+    "ipnet",
+    "roaring",
+    "serde",
+    "serde-saphyr",
+    "serde_json",
+    "thiserror",
+    "xxhash-rust",
+];
 
 /// What must not be linked into a pure package even through one of these: crates that open sockets, wait, run tasks or tell the time.
 pub const IMPURE: [&str; 21] = [

@@ -37,7 +37,7 @@ proptest! {
 fn any_op() -> impl Strategy<Value = Op> {
     let name = |number: u8| Name::from(format!("n{number}"));
     let elements = |four: bool, number: u32| match four {
-        true => Elements::V4([number].into()),
+        true => Elements::V4([number].into_iter().collect()),
         false => Elements::V6([u128::from(number)].into()),
     };
     prop_oneof![
@@ -80,8 +80,8 @@ fn what_is_not_there_is_named() {
         Op::FlushChain { chain: name.clone() },
         Op::AddRule { chain: name.clone(), at: 0, rule: rule(1) },
         Op::DeleteRule { chain: name.clone(), at: 0 },
-        Op::AddElements { set: name.clone(), kind: SetKind::V4, elements: Elements::V4([1].into()) },
-        Op::DeleteElements { set: name.clone(), kind: SetKind::V4, elements: Elements::V4([1].into()) },
+        Op::AddElements { set: name.clone(), kind: SetKind::V4, elements: Elements::V4([1].into_iter().collect()) },
+        Op::DeleteElements { set: name.clone(), kind: SetKind::V4, elements: Elements::V4([1].into_iter().collect()) },
     ];
     for op in rows {
         let error = table.apply(&Transaction { anew: false, ops: vec![op] }).unwrap_err();

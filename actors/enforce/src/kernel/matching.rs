@@ -118,7 +118,7 @@ fn look_up(table: &Table, set: &Name, key: &[Value]) -> Option<Data> {
     let found = |held: bool| held.then_some(Data::Nothing);
     let narrow = |number: u128| u32::try_from(number).ok();
     match (&table.sets.get(set)?.elements, key) {
-        (Elements::V4(set), [Value::Number(a)]) => found(set.contains(&narrow(*a)?)),
+        (Elements::V4(set), [Value::Number(a)]) => found(set.contains(narrow(*a)?)),
         (Elements::V6(set), [Value::Number(a)]) => found(set.contains(a)),
         (Elements::Spans4(set), [Value::Number(a)]) => {
             let address = narrow(*a)?;

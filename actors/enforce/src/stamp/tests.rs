@@ -20,7 +20,7 @@ fn only_growth_of_allows_keeps_the_stamp() {
     table.chains.insert(profile.clone(), Chain { base: None, rules: vec![jump(Action::Deny), jump(Action::Allow)] });
     let add_rule = |chain: Name, rule| Op::AddRule { chain, at: 0, rule };
     let delete_rule = |chain: Name, at| Op::DeleteRule { chain, at };
-    let one = Elements::V4([1].into());
+    let one = Elements::V4([1].into_iter().collect());
     let add = |set: Name| Op::AddElements { set, kind: SetKind::V4, elements: one.clone() };
     let delete = |set: Name| Op::DeleteElements { set, kind: SetKind::V4, elements: one.clone() };
     let members = names::members(&id, Family::V4);

@@ -31,7 +31,7 @@ fn everything() -> Table {
     let span4 = Span::new(0x0a00_0000, 0x0a00_00ff).unwrap();
     let span6 = Span::new(0xfd00_u128 << 112, (0xfd00_u128 << 112) + 9).unwrap();
     let sets = [
-        ("s4", Set { kind: SetKind::V4, elements: Elements::V4([0x0a00_0001, 0x0a00_0002].into()) }),
+        ("s4", Set { kind: SetKind::V4, elements: Elements::V4([0x0a00_0001, 0x0a00_0002].into_iter().collect()) }),
         ("s6", Set { kind: SetKind::V6, elements: Elements::V6([1, 2].into()) }),
         ("n4", Set { kind: SetKind::Spans4, elements: Elements::Spans4([span4, Span::one(7)].into()) }),
         ("n6", Set { kind: SetKind::Spans6, elements: Elements::Spans6([span6].into()) }),

@@ -131,7 +131,7 @@ fn members(count: usize) -> Result<MemberTimes, Failure> {
     let (mut raw, mut joins, mut leaves) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let address = 0x0b00_0000 + round as u32;
-        let elements = Elements::V4([address].into());
+        let elements = Elements::V4([address].into_iter().collect());
         let add = Op::AddElements { set: set.clone(), kind: SetKind::V4, elements: elements.clone() };
         let remove = Op::DeleteElements { set: set.clone(), kind: SetKind::V4, elements };
         let bare = keeper.enforcer().prepared(&Transaction { anew: false, ops: vec![add] });

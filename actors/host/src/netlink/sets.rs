@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use groupcast_enforce::interface::{Claim, Interface};
 use groupcast_enforce::table::{Data, Elements, Key, SEEN_MAX, SEEN_SECONDS, SetKind};
+use groupcast_policy::doc::V4Addresses;
 use groupcast_policy::net::Span;
 
 use super::expressions::{read_verdict, write_verdict};
@@ -293,7 +294,7 @@ pub fn from_wire(kind: SetKind, elements: &[WireElement]) -> Option<Elements> {
         |(first, last): (Vec<u8>, Vec<u8>)| Span::new(u128::from_be_bytes(number(&first)?), u128::from_be_bytes(number(&last)?));
     Some(match kind {
         SetKind::V4 => {
-            Elements::V4(elements.iter().map(|e| Some(u32::from_be_bytes(number(&e.key)?))).collect::<Option<BTreeSet<_>>>()?)
+            Elements::V4(elements.iter().map(|e| Some(u32::from_be_bytes(number(&e.key)?))).collect::<Option<V4Addresses>>()?)
         }
         SetKind::V6 => {
             Elements::V6(elements.iter().map(|e| Some(u128::from_be_bytes(number(&e.key)?))).collect::<Option<BTreeSet<_>>>()?)

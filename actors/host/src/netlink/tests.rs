@@ -169,7 +169,7 @@ fn a_refused_transaction_leaves_everything_as_it_was_and_names_what_was_wrong() 
             (Op::DeleteChain { chain: "j_out".into() }, "delete chain j_out"),
             (Op::DeleteSet { set: "nowhere".into() }, "delete set nowhere"),
             (
-                Op::AddElements { set: "nowhere".into(), kind: SetKind::V4, elements: Elements::V4([1].into()) },
+                Op::AddElements { set: "nowhere".into(), kind: SetKind::V4, elements: Elements::V4([1].into_iter().collect()) },
                 "add 1 elements to set nowhere",
             ),
             (
@@ -230,7 +230,7 @@ fn more_members_than_a_message_holds() {
         if many < 100_000 {
             assert_eq!(kernel.read().unwrap().unwrap().sets[&set].elements, members);
         }
-        let one = Elements::V4([1].into());
+        let one = Elements::V4([1].into_iter().collect());
         kernel.commit(&Transaction { anew: false, ops: vec![add(one)] }).unwrap();
     });
 }

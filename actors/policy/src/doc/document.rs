@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::digest::{PRESENT, digest_of, hash_member, hash_placement, hash_scope, hash_stateful};
-use super::members::host_address;
+use super::members::{V4Addresses, host_address};
 use super::{Content, Digest, Edit, EditError, Members, Outcome, RuleKey, Rules};
 use crate::ids::{GroupId, WorkloadId};
 use crate::net::Prefix;
@@ -183,7 +183,10 @@ impl Document {
                         None => drop(prefixes.insert(member)),
                     }
                 }
-                let members = Members { v4: v4.into_iter().collect(), v6: v6.into_iter().collect(), prefixes };
+                // Parts are written in order.
+                let in_order = V4Addresses::from_sorted_iter(v4.iter().copied());
+                let v4 = in_order.unwrap_or_else(|_| v4.into_iter().collect());
+                let members = Members { v4, v6: v6.into_iter().collect(), prefixes };
                 (Content::Members(members), items)
             }
             edit => return self.apply(&edit),

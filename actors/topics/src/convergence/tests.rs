@@ -20,7 +20,7 @@ fn committed(lead: u64, change: u64, span: &[(&str, &[(u64, u64)])]) -> Committe
         after: change - 1,
         catalog: change,
         topics: topics.into_iter().collect(),
-        span: span.iter().map(|(name, reach)| (host(name), list(reach))).collect(),
+        span: span.iter().map(|(name, reach)| (host(name), list(reach).into())).collect(),
         ..Committed::default()
     }
 }

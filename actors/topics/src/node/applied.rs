@@ -1,12 +1,14 @@
 //! A batch that is in the stream, published or followed, comes into the replica, and what it means to hosts is known: who has to reach
 //! which revisions, and what is not waited for any more.
 
+use std::sync::Arc;
+
 use groupcast_messages::{Companions, Cut};
 use groupcast_policy::doc::{Document, Edit};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::topic::{Topic, TopicHash};
 
-use super::{Committed, Node};
+use super::{Committed, Node, Reach};
 use crate::Map;
 use crate::replica::{PublishedDelta, Replica, Unfit};
 
@@ -29,13 +31,13 @@ impl Node {
     }
 
     /// The hosts that followed any of the topics when they were published, and what of it each must reach.
-    pub(super) fn span<'a>(&mut self, topics: impl Iterator<Item = (&'a Topic, u64)>) -> Vec<(HostId, Vec<(TopicHash, u64)>)> {
+    pub(super) fn span<'a>(&mut self, topics: impl Iterator<Item = (&'a Topic, u64)>) -> Vec<(HostId, Reach)> {
         let mut span: std::collections::BTreeMap<HostId, Vec<(TopicHash, u64)>> = Default::default();
         let followers = self.followers();
         let topics: Vec<(&Topic, u64)> = topics.collect();
         if let [(topic, revision)] = topics[..] {
-            let reach = vec![(topic.hash64(), revision)];
-            return followers.of(topic).map(|host| (host.clone(), reach.clone())).collect();
+            let reach: Reach = [(topic.hash64(), revision)].into();
+            return followers.of(topic).map(|host| (host.clone(), Arc::clone(&reach))).collect();
         }
         for (topic, revision) in topics {
             let hash = topic.hash64();
@@ -43,7 +45,7 @@ impl Node {
                 span.entry(host.clone()).or_default().push((hash, revision));
             }
         }
-        span.into_iter().collect()
+        span.into_iter().map(|(host, reach)| (host, reach.into())).collect()
     }
 
     /// Into the replica and the followers; what hosts cease to follow with it is not waited for.
@@ -99,7 +101,9 @@ impl Committed {
                 let from = unfollowed.partition_point(|(other, _)| other < host);
                 let own = unfollowed[from..].iter().take_while(|(other, _)| other == host);
                 let own: Vec<TopicHash> = own.map(|(_, topic)| *topic).collect();
-                reach.retain(|(topic, _)| !own.contains(topic));
+                if !own.is_empty() {
+                    *reach = reach.iter().filter(|(topic, _)| !own.contains(topic)).copied().collect();
+                }
             }
             self.span.retain(|(_, reach)| !reach.is_empty());
         }

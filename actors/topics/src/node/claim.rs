@@ -159,8 +159,8 @@ impl Node {
                 (topic.clone(), (present && revision != 0).then(|| (revision, document.digest())))
             };
             rebuilding = Some(Rebuilding { before: self.replica.documents().map(known).collect(), again_ms: None });
+            self.put_followers_aside();
             self.replica = Replica::restore(cut, since, []);
-            self.followers = None;
             self.follow.incomplete = true;
             self.serve.hold_until_published = true;
             self.serve.pending_resets = Vec::new();
@@ -194,8 +194,8 @@ impl Node {
         let (term, cut) = (reign.term, Cut { term: reign.term, lead: reign.head });
         self.progress = (desired.catalog, desired.registry);
         let since = self.replica.since();
+        self.put_followers_aside();
         self.replica = self.compared(desired.documents, before, cut, since);
-        self.followers = None;
         self.out.push(Effect::Leading { term });
         self.go_on(now_ms);
     }

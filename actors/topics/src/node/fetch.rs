@@ -89,14 +89,12 @@ impl Node {
         let documents = documents.into_iter().map(|(topic, (revision, document))| (topic, revision, document));
         if !continues {
             let replica = Replica::restore(cut, since, documents);
-            self.followers = None;
+            self.put_followers_aside();
             return self.synced(replica, now_ms);
         }
+        self.put_followers_aside(); // what is replaced may refer to others than before
         let mut replica = std::mem::take(&mut self.replica);
         for (topic, revision, document) in documents {
-            if !matches!(topic, Topic::Members(_)) {
-                self.followers = None; // it may refer to others than before
-            }
             replica.replace(topic, revision, document);
         }
         replica.advance(cut, since);

@@ -244,7 +244,7 @@ impl Node {
         let (cut, since) = (*cut, *since);
         let records = std::mem::take(records).into_iter().map(|(topic, record)| (topic, Some(record))).collect();
         let replica = self.compared(desired, records, cut, since);
-        self.followers = None;
+        self.put_followers_aside();
         self.synced(replica, now_ms);
         self.follow.nothing_is_missing();
     }

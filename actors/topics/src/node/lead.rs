@@ -337,6 +337,7 @@ impl Node {
         }
         self.drain(now_ms); // what others published while this node was occupied with itself
         if let Role::Leading(mut reign) = was {
+            self.put_followers_aside();
             if reign.is_rebuilding() {
                 // Nobody was told that it led, and what it holds was never compiled.
                 self.replica = Replica::default();
@@ -348,7 +349,6 @@ impl Node {
             for number in flying.into_iter().chain(reign.queue.drain(..).map(|proposal| proposal.number)) {
                 self.out.push(Effect::Refused { proposal: number, why: Refused::NotLeading });
             }
-            self.followers = None;
             self.resync(now_ms);
         }
     }

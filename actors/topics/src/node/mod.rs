@@ -16,6 +16,8 @@ mod tests;
 
 use crate::Map;
 pub(crate) use claim::SEQUENCES_PER_LIFE;
+use std::sync::Arc;
+
 use groupcast_messages::{Cut, Lead};
 use groupcast_policy::doc::Document;
 use groupcast_policy::ids::HostId;
@@ -224,6 +226,9 @@ pub struct Publish {
     pub messages: Vec<(Topic, Vec<u8>)>,
 }
 
+/// The revisions that a host must reach of a batch; shared, as ten thousand hosts may have to reach the same.
+pub type Reach = Arc<[(TopicHash, u64)]>;
+
 /// A batch that is in the stream for good, published by this node or another.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Committed {
@@ -244,7 +249,7 @@ pub struct Committed {
     /// It is one change too large for its topics to be listed: what a host must have of it is tallied in the message to the host itself.
     pub tallied: bool,
     /// Who has to reach which revisions.
-    pub span: Vec<(HostId, Vec<(TopicHash, u64)>)>,
+    pub span: Vec<(HostId, Reach)>,
     /// What hosts cease to follow with it: they will never say that they reached it.
     pub unfollowed: Vec<(HostId, TopicHash)>,
     /// Hosts whose own topic is retired with it.
@@ -282,6 +287,9 @@ pub struct Node {
     replica: Replica,
     /// Who follows what; built when first needed.
     followers: Option<Followers>,
+    /// Those of the replica that was replaced, and its structure: when a stream is filled again, hosts need what they needed before, and
+    /// to find that out anew takes seconds in a large fleet.
+    former_followers: Option<(u64, Followers)>,
     follow: Follow,
     role: Role,
     contest: Contest,
@@ -310,6 +318,7 @@ impl Node {
             connected: false,
             replica: Replica::default(),
             followers: None,
+            former_followers: None,
             follow: Follow::default(),
             role: Role::Following { since_ms: 0, vacant: false },
             contest: Contest::default(),
@@ -371,12 +380,30 @@ impl Node {
     }
 
     pub fn followers(&mut self) -> &Followers {
-        let replica = &self.replica;
-        self.followers.get_or_insert_with(|| {
-            let present = replica.documents().filter(|(_, document)| document.content().is_some());
-            let hosts = present.filter_map(|(topic, _)| if let Topic::Host(host) = topic { Some(host.clone()) } else { None });
-            Followers::of_hosts(hosts, replica)
-        })
+        if self.followers.is_none() {
+            let structure = self.replica.structure();
+            let former = self.former_followers.take_if(|(former, _)| *former == structure);
+            debug_assert!(former.iter().all(|(_, former)| *former == self.followers_from_scratch()));
+            let followers = former.map_or_else(|| self.followers_from_scratch(), |(_, former)| former);
+            if !followers.is_empty() {
+                self.former_followers = None;
+            }
+            self.followers = Some(followers);
+        }
+        self.followers.get_or_insert_default()
+    }
+
+    fn followers_from_scratch(&self) -> Followers {
+        let present = self.replica.documents().filter(|(_, document)| document.content().is_some());
+        let hosts = present.filter_map(|(topic, _)| if let Topic::Host(host) = topic { Some(host.clone()) } else { None });
+        Followers::of_hosts(hosts, &self.replica)
+    }
+
+    /// The replica is about to be replaced.
+    fn put_followers_aside(&mut self) {
+        if let Some(followers) = self.followers.take().filter(|followers| !followers.is_empty()) {
+            self.former_followers = Some((self.replica.structure(), followers));
+        }
     }
 
     /// Leads, and what it holds is what is published: changes can be proposed.

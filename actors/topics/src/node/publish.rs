@@ -59,13 +59,14 @@ impl Node {
     /// Takes the next proposal if nothing is in flight.
     pub(super) fn send_next(&mut self, now_ms: u64) {
         loop {
-            self.followers();
             let batch = self.random.draw();
             let blank = self.blank_lead();
-            let Role::Leading(reign) = &mut self.role else { return };
-            if reign.flight.is_some() || reign.verify_at_ms.is_some() {
-                return;
+            match &self.role {
+                Role::Leading(reign) if reign.flight.is_none() && reign.verify_at_ms.is_none() => {}
+                _ => return,
             }
+            self.followers();
+            let Role::Leading(reign) = &mut self.role else { return };
             let resets = &mut self.serve.pending_resets;
             let proposal = if reign.is_rebuilding() {
                 None

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use groupcast_messages::{ASK_TOPICS_MAX, Ask, Cut, EntropyCheck, Lead};
 use groupcast_policy::ids::HostId;
+use groupcast_policy::needs::Topics;
 use groupcast_policy::topic::Topic;
 
 use super::{Effect, Node, Request};
@@ -138,7 +139,7 @@ impl Node {
             Request::Snapshot { host, payload } => match Ask::decode(payload) {
                 Ok(ask) => {
                     self.term_seen = self.term_seen.max(ask.term);
-                    self.replica.answer(host, &ask, chunk_bytes_max)
+                    self.replica.answer(self.needed_by(host), &ask, chunk_bytes_max)
                 }
                 Err(error) => {
                     vec![refuse(
@@ -156,12 +157,18 @@ impl Node {
             Request::Entropy { host, payload } => match EntropyCheck::decode(payload) {
                 Ok(check) => {
                     self.term_seen = self.term_seen.max(check.term);
-                    vec![self.replica.compare(host, &check).encode()]
+                    vec![self.replica.compare(|| self.needed_by(host), &check).encode()]
                 }
                 Err(_) => Vec::new(),
             },
         };
         self.out.push(Effect::Reply { id: waiting.id, payloads });
+    }
+
+    /// Known by host already, unless nobody wanted to know since the replica was replaced.
+    fn needed_by(&self, host: &HostId) -> Topics {
+        let known = self.followers.as_ref().and_then(|followers| followers.needed_by(host));
+        known.unwrap_or_else(|| self.replica.needed_by(host))
     }
 
     fn reply_refusal(&mut self, waiting: Waiting, reason: &str) {

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use groupcast_messages::EntropyCheck;
+use groupcast_messages::{EntropyAnswer, EntropyCheck};
 use groupcast_policy::doc::Edit;
 use groupcast_policy::ids::GroupId;
+use groupcast_policy::needs::Topics;
 use groupcast_policy::net::Prefix;
 
 use super::*;
@@ -143,7 +144,7 @@ fn history_is_bounded_and_a_host_behind_it_gets_the_document() {
     }
     let bytes = |held: u64| {
         let ask = groupcast_messages::Ask { ask: 1, term: 1, held: vec![(topic.hash64(), held)], digests: vec![] };
-        let chunks = node.replica().answer(&HostId::new("h").unwrap(), &ask, 60_000);
+        let chunks = node.replica().answer(node.replica().needed_by(&HostId::new("h").unwrap()), &ask, 60_000);
         let Ok(groupcast_messages::Answer::Chunk(chunk)) = groupcast_messages::Answer::decode(&chunks[0]) else { panic!() };
         chunk.entries.into_iter().find(|entry| !matches!(entry.topic, groupcast_messages::TopicRef::Named(_))).unwrap().body
     };
@@ -280,4 +281,15 @@ fn a_stream_that_decides_nothing_gets_another_leader() {
     }
     assert_eq!(step_downs.len(), 2, "once for each time limit, not for each answer: {step_downs:?}");
     assert!(node.is_leading() && node.queued() == 1, "the batch is not given up");
+}
+
+/// A whole fleet comes back with such when the stream was lost.
+#[test]
+fn a_check_of_an_earlier_life_is_answered_without_a_look_at_what_the_host_needs() {
+    let cut = Cut { term: 5, lead: 9 };
+    let replica = Replica::restore(cut, 5, []);
+    let told = replica.compare(|| unreachable!(), &EntropyCheck { term: 4, hash: 0, topics: 0 });
+    assert_eq!(told, EntropyAnswer::Differs { cut, revisions: Vec::new(), truncated: true });
+    let told = replica.compare(Topics::default, &EntropyCheck { term: 5, hash: 0, topics: 0 });
+    assert_eq!(told, EntropyAnswer::Equal { cut });
 }

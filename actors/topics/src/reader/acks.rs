@@ -1,6 +1,8 @@
 //! Acknowledgements are state: what is in force now, not a log of what happened, so a lost one is made good by the next.
 
 use crate::Map;
+use std::collections::BTreeMap;
+
 use groupcast_messages::{ACK_TOPICS_MAX, Ack, HostState};
 use groupcast_policy::topic::TopicHash;
 
@@ -11,10 +13,11 @@ pub(super) struct Acks {
     /// What the host does with what it has; told with every acknowledgement, and at once when it changes.
     state: HostState,
     state_told: bool,
-    /// Committed, not known to be in force: revision and the commit that brought it.
-    committed: Map<TopicHash, (u64, u64)>,
+    /// Committed, not known to be in force: revision and the commit that brought it. A tree, like the next: empty most of the time, and
+    /// then it holds no memory that has gone cold until the next commit.
+    committed: BTreeMap<TopicHash, (u64, u64)>,
     /// In force, not acknowledged.
-    in_force: Map<TopicHash, u64>,
+    in_force: BTreeMap<TopicHash, u64>,
     /// What was acknowledged, kept to repeat it when asked.
     sent: Map<TopicHash, u64>,
     next_ms: u64,
@@ -86,11 +89,9 @@ impl Reader {
             return;
         }
         self.acks.next_ms = now_ms + self.settings.ack_interval_ms;
-        let mut topics: Vec<TopicHash> = self.acks.in_force.keys().copied().collect();
-        topics.sort_unstable();
-        topics.truncate(ACK_TOPICS_MAX);
-        let reached: Vec<(TopicHash, u64)> =
-            topics.into_iter().filter_map(|t| self.acks.in_force.remove(&t).map(|r| (t, r))).collect();
+        let later = self.acks.in_force.keys().nth(ACK_TOPICS_MAX).copied();
+        let later = later.map(|first| self.acks.in_force.split_off(&first)).unwrap_or_default();
+        let reached: Vec<(TopicHash, u64)> = std::mem::replace(&mut self.acks.in_force, later).into_iter().collect();
         self.acks.sent.extend(reached.iter().copied());
         self.acks.state_told = true;
         self.out.push(Effect::Ack(Ack { term: self.term(), state: self.acks.state.clone(), reached }.encode()));

@@ -34,6 +34,10 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    fn new(now_ms: u64) -> Self {
+        Self { first_seen_ms: now_ms, deltas: BTreeMap::new(), asked: false, blocked: false, overdue: false }
+    }
+
     pub(super) fn edits(&self) -> impl Iterator<Item = (&Topic, &Edit)> {
         self.deltas.iter().map(|(topic, arrived)| (topic, &arrived.delta.edit))
     }
@@ -94,15 +98,21 @@ impl Reader {
             self.checks.soon(now_ms, self.settings.ask_jitter_ms, &mut self.random);
         }
         let cut = Cut { term: delta.term, lead };
-        let batch = self.batches.entry(cut).or_insert_with(|| Batch {
-            first_seen_ms: now_ms,
-            deltas: BTreeMap::new(),
-            asked: false,
-            blocked: false,
-            overdue: false,
-        });
-        if batch.deltas.insert(topic, Box::new(Arrived { revision, previous, delta })).is_none() {
+        let arrived = Box::new(Arrived { revision, previous, delta });
+        if self.batches.is_empty() {
+            // Most changes are of one topic, and nothing is waiting: then it is not put aside first.
+            let mut batch = Batch::new(now_ms);
+            batch.deltas.insert(topic, arrived);
             self.pending += 1;
+            if self.cut.is_some() && matches!(self.judge(cut, &batch), Judgement::Ready) {
+                return self.commit(cut, batch, now_ms);
+            }
+            self.batches.insert(cut, batch);
+        } else {
+            let batch = self.batches.entry(cut).or_insert_with(|| Batch::new(now_ms));
+            if batch.deltas.insert(topic, arrived).is_none() {
+                self.pending += 1;
+            }
         }
         if self.pending > PENDING_DELTAS_MAX {
             self.batches.clear();

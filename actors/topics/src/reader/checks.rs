@@ -93,6 +93,7 @@ impl Reader {
     pub(super) fn entropy_answered(&mut self, payload: &[u8], now_ms: u64) {
         let answer = EntropyAnswer::decode(payload);
         if answer.is_ok() && self.knock.take().is_some() {
+            self.repair.let_in = true;
             return self.enter(now_ms);
         }
         match answer {

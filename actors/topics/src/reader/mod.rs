@@ -17,6 +17,7 @@ mod tests;
 
 use crate::Map;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
 
 use groupcast_messages::{Cut, DecodeError, HostState};
 use groupcast_policy::doc::{Document, Edit};
@@ -53,6 +54,9 @@ pub struct Settings {
     pub entropy_settle_ms: u64,
     /// Longer than a busy controller lets a request wait before it refuses: what is given up too early is answered in vain.
     pub ask_timeout_ms: u64,
+    /// The same for the first request of a host that comes back and was let in: somebody answered a moment ago, and a fleet that comes back
+    /// waits for its turn.
+    pub ask_timeout_back_ms: u64,
     /// Spread of the requests that many hosts make for one reason at one moment.
     pub ask_jitter_ms: u64,
     /// Backoff of requests that fail again and again.
@@ -73,6 +77,7 @@ impl Default for Settings {
             entropy_max_ms: 60_000,
             entropy_settle_ms: 1_000,
             ask_timeout_ms: 4_000,
+            ask_timeout_back_ms: 12_000,
             ask_jitter_ms: 50,
             ask_backoff_max_ms: 10_000,
             ack_interval_ms: 100,
@@ -244,7 +249,8 @@ impl Store {
 #[derive(Debug)]
 pub struct Reader {
     host: HostId,
-    settings: Settings,
+    /// Shared by all hosts of a process that has many.
+    settings: Arc<Settings>,
     random: Random,
     connected: bool,
     /// With its hash, for the same reason.
@@ -269,11 +275,11 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn new(host: HostId, settings: Settings, seed: u64) -> Self {
+    pub fn new(host: HostId, settings: impl Into<Arc<Settings>>, seed: u64) -> Self {
         let needs = Needs::of_host(&host);
         Self {
             host,
-            settings,
+            settings: settings.into(),
             random: Random::new(seed),
             connected: false,
             subscribed: Map::default(),

@@ -31,6 +31,8 @@ pub(super) struct Repair {
     last_number: u32,
     /// Requests in a row that did not help.
     failures: u32,
+    /// The host was let in, and this is about its first request since.
+    pub let_in: bool,
     /// What answers have brought so far and is not installed, because the closure was not followed whole yet.
     pub staged: crate::Map<Topic, super::Held>,
     /// Which revisions answers have given to what is held as it is, by its digest.
@@ -40,6 +42,7 @@ pub(super) struct Repair {
 impl Repair {
     pub fn cancel(&mut self) {
         self.in_flight = None;
+        self.let_in = false;
         self.forget();
     }
 
@@ -55,13 +58,14 @@ impl Repair {
     }
 
     pub fn succeeded(&mut self) {
-        self.failures = 0;
+        (self.failures, self.let_in) = (0, false);
         self.forget();
     }
 
     /// Grows with every failure: a service that a whole fleet asks at once is slow, and asking sooner makes it slower.
     fn timeout_ms(&self, settings: &Settings) -> u64 {
-        settings.ask_timeout_ms << self.failures.min(ASK_TIMEOUT_DOUBLINGS_MAX)
+        let first_ms = if self.let_in { settings.ask_timeout_back_ms } else { settings.ask_timeout_ms };
+        first_ms.max(settings.ask_timeout_ms << self.failures.min(ASK_TIMEOUT_DOUBLINGS_MAX))
     }
 
     pub fn deadline(&self, flushed: bool, settings: &Settings) -> Option<u64> {
@@ -100,7 +104,7 @@ impl Reader {
             if now_ms < ask.sent_ms + self.repair.timeout_ms(&self.settings) {
                 return;
             }
-            self.repair.in_flight = None;
+            (self.repair.in_flight, self.repair.let_in) = (None, false);
             self.report(Incident::AskTimedOut);
             self.want_ask_again(now_ms);
         }

@@ -135,8 +135,7 @@ impl Desk {
             match effect {
                 Effect::Flush(number) => open.extend(self.reader.handle(Event::Flushed(number), self.now_ms)),
                 Effect::Ask(payload) => {
-                    let ask = Ask::decode(&payload).unwrap();
-                    for chunk in self.writer.replica.answer(&self.reader.host.clone(), &ask, 60_000) {
+                    for chunk in self.answer(&payload) {
                         open.extend(self.reader.handle(Event::Answer(&chunk), self.now_ms));
                     }
                 }
@@ -149,6 +148,17 @@ impl Desk {
     fn arrive(&mut self, sent: &Sent) -> Vec<Effect> {
         let Sent { topic, revision, previous, payload } = sent.clone();
         self.reader.handle(Event::Delta { topic, revision, previous, payload: &payload }, self.now_ms)
+    }
+
+    fn answer(&self, ask: &[u8]) -> Vec<Vec<u8>> {
+        let replica = &self.writer.replica;
+        replica.answer(replica.needed_by(&self.reader.host), &Ask::decode(ask).unwrap(), 60_000)
+    }
+
+    /// To the request among these.
+    fn answer_to(&self, effects: &[Effect]) -> Vec<Vec<u8>> {
+        let asked = effects.iter().find_map(|effect| if let Effect::Ask(payload) = effect { Some(payload) } else { None });
+        self.answer(asked.unwrap_or_else(|| panic!("{effects:?}")))
     }
 
     fn pass(&mut self, ms: u64) -> Vec<Effect> {
@@ -259,10 +269,7 @@ fn an_old_snapshot_is_rejected() {
     let mut desk = Desk::joined();
     desk.reader.handle(Event::Lost, desk.now_ms);
     let effects = desk.pass(1_000);
-    let Some(Effect::Ask(payload)) = effects.iter().find(|effect| matches!(effect, Effect::Ask(_))) else {
-        panic!("{effects:?}")
-    };
-    let old = desk.writer.replica.answer(&desk.reader.host, &Ask::decode(payload).unwrap(), 60_000);
+    let old = desk.answer_to(&effects);
     desk.writer.term = 2;
     let newer = desk.writer.publish(vec![members("db", &[2])]);
     desk.arrive(&newer[0]);

@@ -181,7 +181,7 @@ impl Universe {
             Topic::Members(_) => {
                 let mut members = if let Some(Content::Members(held)) = content.take() { held } else { Default::default() };
                 if members.len() > 20 || random.below(3) == 0 {
-                    members.v4.pop_first();
+                    members.v4.remove_smallest(1);
                 }
                 let address = Ipv4Addr::from_bits(0x0a00_0000 + random.below(4_000) as u32);
                 members = members.iter().chain([Prefix::host(IpAddr::V4(address))]).collect();

@@ -205,11 +205,11 @@ impl<D: Documents> Step<'_, '_, D> {
             match (address, &held.elements, &mut missing, &mut surplus) {
                 (IpAddr::V4(a), Elements::V4(held), Elements::V4(missing), Elements::V4(surplus)) => {
                     let a = a.to_bits();
-                    settle(held.contains(&a), members.v4.contains(&a), a, missing, surplus);
+                    differs(held.contains(a), members.v4.contains(a), missing, surplus).map(|set| set.insert(a));
                 }
                 (IpAddr::V6(a), Elements::V6(held), Elements::V6(missing), Elements::V6(surplus)) => {
                     let a = a.to_bits();
-                    settle(held.contains(&a), members.v6.contains(&a), a, missing, surplus);
+                    differs(held.contains(&a), members.v6.contains(&a), missing, surplus).map(|set| set.insert(a));
                 }
                 _ => {}
             }
@@ -218,11 +218,12 @@ impl<D: Documents> Step<'_, '_, D> {
     }
 }
 
-fn settle<T: Ord>(have: bool, want: bool, address: T, missing: &mut BTreeSet<T>, surplus: &mut BTreeSet<T>) {
+/// Which of the two an address belongs to that is there and should not be, or should be and is not.
+fn differs<S>(have: bool, want: bool, missing: S, surplus: S) -> Option<S> {
     match (have, want) {
-        (false, true) => _ = missing.insert(address),
-        (true, false) => _ = surplus.insert(address),
-        _ => {}
+        (false, true) => Some(missing),
+        (true, false) => Some(surplus),
+        _ => None,
     }
 }
 

@@ -2,15 +2,11 @@
 
 use super::*;
 
-/// A stream that had to be filled again has other revisions of the same contents: they are adopted, and nothing is fetched.
 #[test]
 fn no_check_is_made_beside_a_request_and_none_is_forgotten() {
     let mut desk = Desk::joined();
     let effects = desk.reader.handle(Event::Refresh, desk.now_ms);
-    let Some(Effect::Ask(payload)) = effects.iter().find(|effect| matches!(effect, Effect::Ask(_))) else {
-        panic!("{effects:?}")
-    };
-    let chunks = desk.writer.replica.answer(&desk.reader.host, &Ask::decode(payload).unwrap(), 60_000);
+    let chunks = desk.answer_to(&effects);
     let is_check = |effect: &Effect| matches!(effect, Effect::Entropy(_));
     assert!(!desk.pass(1_500).iter().any(is_check), "two checks are due by now");
     let due = desk.reader.deadline_ms().unwrap();
@@ -52,6 +48,27 @@ fn who_comes_back_subscribes_when_somebody_answers() {
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Subscribe(_))));
 }
 
+/// Somebody is there, and a whole fleet may wait: once it waits longer than usual.
+#[test]
+fn who_was_let_in_waits_for_its_turn() {
+    let mut desk = Desk::joined();
+    desk.reader.handle(Event::Disconnected, desk.now_ms);
+    desk.reader.handle(Event::Connected, desk.now_ms);
+    let effects = desk.answer_the_door();
+    let flushes = effects.iter().filter_map(|effect| if let Effect::Flush(number) = effect { Some(*number) } else { None });
+    desk.reader.handle(Event::Flushed(flushes.max().unwrap()), desk.now_ms);
+    let asked = desk.pass(100);
+    assert!(asked.iter().any(|effect| matches!(effect, Effect::Ask(_))), "{asked:?}");
+    let has_given_up = |effects: &[Effect]| effects.contains(&Effect::Report(Incident::AskTimedOut));
+    let settings = Settings::default();
+    assert!(!has_given_up(&desk.pass(settings.ask_timeout_back_ms - 200)));
+    assert!(has_given_up(&desk.pass(400)));
+    // From then on as after any request that was in vain: a pause, and twice the usual time.
+    assert!(asks(&desk.pass(200)));
+    assert!(has_given_up(&desk.pass(settings.ask_timeout_ms * 2)));
+}
+
+/// A stream that had to be filled again has other revisions of the same contents: they are adopted, and nothing is fetched.
 #[test]
 fn what_is_the_same_in_another_life_of_the_stream_is_not_fetched() {
     let mut desk = Desk::joined();
@@ -68,11 +85,7 @@ fn what_is_the_same_in_another_life_of_the_stream_is_not_fetched() {
     let flush = flushes.max().unwrap();
     effects.extend(desk.reader.handle(Event::Flushed(flush), desk.now_ms));
     effects.extend(desk.pass(100));
-    let Some(Effect::Ask(payload)) = effects.iter().find(|effect| matches!(effect, Effect::Ask(_))) else {
-        panic!("{effects:?}")
-    };
-    let ask = Ask::decode(payload).unwrap();
-    let chunks = desk.writer.replica.answer(&desk.reader.host, &ask, 60_000);
+    let chunks = desk.answer_to(&effects);
     let Ok(groupcast_messages::Answer::Chunk(chunk)) = groupcast_messages::Answer::decode(&chunks[0]) else { panic!() };
     let same = chunk.entries.iter().filter(|entry| matches!(entry.body, groupcast_messages::Body::Same)).count();
     assert_eq!(
@@ -97,10 +110,7 @@ fn what_changed_since_it_was_asked_for_is_not_called_the_same() {
     desk.writer.replica = Replica::restore(Cut { term: 5, lead: 899 }, 5, documents);
     desk.reader.handle(Event::Lost, desk.now_ms);
     let effects = desk.pass(1_000);
-    let Some(Effect::Ask(payload)) = effects.iter().find(|effect| matches!(effect, Effect::Ask(_))) else {
-        panic!("{effects:?}")
-    };
-    let chunks = desk.writer.replica.answer(&desk.reader.host, &Ask::decode(payload).unwrap(), 60_000);
+    let chunks = desk.answer_to(&effects);
     assert_eq!((commits(&desk.arrive(&late[0])), desk.count("db")), (1, 2), "of the stream that is gone, and late");
     desk.reader.handle(Event::Answer(&chunks[0]), desk.now_ms);
     assert_eq!(desk.reader.cut().unwrap().term, 1, "the answer is not taken");
