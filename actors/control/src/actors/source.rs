@@ -39,11 +39,18 @@ pub struct LookAtSource;
 #[rtype(result = "()")]
 struct Came(Event);
 
+/// There is news about who leads. Without saying what: by the time it arrives that may be old.
+#[derive(Message)]
+#[rtype(result = "()")]
+struct LookWhoLeads;
+
 pub struct SourceActor {
     machine: Machine,
     poller: Arc<Mutex<Poller>>,
     store: Store,
     leading: watch::Receiver<Option<u64>>,
+    /// What the machine was told of that.
+    led: Option<u64>,
     runtime: tokio::runtime::Handle,
     clock: Instant,
     waiting: HashMap<u64, oneshot::Sender<Answer>>,
@@ -65,6 +72,7 @@ impl SourceActor {
             poller: Arc::new(Mutex::new(Poller::new(config.clone()))),
             store: Store::new(config.id().clone(), client),
             leading,
+            led: None,
             runtime,
             clock: Instant::now(),
             waiting: HashMap::new(),
@@ -176,7 +184,24 @@ impl SourceActor {
         gauge(names::SOURCE_HELD_BACK, status.held.as_ref().map_or(0.0, |held| held.deletions as f64));
     }
 
+    /// Another term is another leader, also where it is this controller again: what is known may be out of date.
+    fn look_who_leads(&mut self, context: &mut Context<Self>) {
+        let leading = *self.leading.borrow();
+        let before = std::mem::replace(&mut self.led, leading);
+        if before == leading {
+            return;
+        }
+        if before.is_some() {
+            self.step(Event::Leading(false), context);
+        }
+        if leading.is_some() {
+            self.step(Event::Leading(true), context);
+        }
+    }
+
+    /// Whoever was asked because it leads must not say that it does not, only because it was not told yet: nobody else would answer.
     fn ask(&mut self, event: impl FnOnce(u64) -> Event, context: &mut Context<Self>) -> ResponseFuture<Answer> {
+        self.look_who_leads(context);
         self.next_ask += 1;
         let (answer, answered) = oneshot::channel();
         self.waiting.insert(self.next_ask, answer);
@@ -190,11 +215,12 @@ impl Actor for SourceActor {
 
     fn started(&mut self, context: &mut Self::Context) {
         context.set_mailbox_capacity(MAILBOX_MAX);
+        self.report();
         let (mut leading, own, source) = (self.leading.clone(), context.address(), self.machine.id().clone());
         self.runtime.spawn(async move {
             loop {
-                let leads = leading.borrow_and_update().is_some();
-                if own.send(Came(Event::Leading(leads))).await.is_err() || leading.changed().await.is_err() {
+                leading.mark_unchanged();
+                if own.send(LookWhoLeads).await.is_err() || leading.changed().await.is_err() {
                     return tracing::debug!(%source, "nobody tells any more who leads");
                 }
             }
@@ -209,6 +235,14 @@ impl Handler<Came> for SourceActor {
 
     fn handle(&mut self, Came(event): Came, context: &mut Self::Context) {
         self.step(event, context);
+    }
+}
+
+impl Handler<LookWhoLeads> for SourceActor {
+    type Result = ();
+
+    fn handle(&mut self, _: LookWhoLeads, context: &mut Self::Context) {
+        self.look_who_leads(context);
     }
 }
 
@@ -240,4 +274,29 @@ impl Handler<Ping> for SourceActor {
     type Result = ();
 
     fn handle(&mut self, _: Ping, _: &mut Self::Context) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Broke: asked by one who had just learned that this controller leads, a source that had not said nothing, and the poll of an operator
+    /// waited for two minutes.
+    #[actix::test]
+    async fn a_source_knows_that_it_is_led_as_soon_as_anybody_does() {
+        let nowhere = async_nats::ConnectOptions::new().retry_on_initial_connect().connect("127.0.0.1:1");
+        let client = nowhere.await.expect("it connects when it can");
+        let config = serde_json::from_value(serde_json::json!({ "kind": "directory", "id": "files", "path": "/nowhere" }));
+        let config = config.expect("a source");
+        let (lead, leading) = watch::channel(None);
+        let source = SourceActor::new(&config, &client, leading, tokio::runtime::Handle::current(), 1).start();
+        let confirm = async || source.send(ConfirmSource).await.expect("an answer");
+        assert_eq!(confirm().await, Answer::NotLeading);
+        for term in 1..=20 {
+            lead.send_replace(Some(term));
+            assert_eq!(confirm().await, Answer::NothingHeld, "term {term}");
+            lead.send_replace(None);
+            assert_eq!(confirm().await, Answer::NotLeading, "after term {term}");
+        }
+    }
 }

@@ -232,6 +232,23 @@ fn whoever_leads_before_everything_is_read_waits() {
     assert_eq!((bench.batches, bench.shown()), (1, bench.scratch()));
 }
 
+/// Broke: who waited for what the leader before had read and found to touch nothing, and not said so, waited until something else was written.
+#[test]
+fn a_leader_that_finds_everything_published_says_how_far() {
+    let mut bench = Bench::default();
+    bench.load();
+    bench.published = bench.scratch();
+    bench.handle(Event::Leading(Some(1)));
+    while !bench.open.iter().any(|effect| matches!(effect, Effect::TouchedNothing { .. })) {
+        assert!(bench.step(), "nobody says how far");
+    }
+    let told = bench.open.iter().find_map(|effect| match effect {
+        Effect::TouchedNothing { marks, reflects } => Some((marks.len(), *reflects)),
+        _ => None,
+    });
+    assert_eq!((told, bench.batches), (Some((0, Some((1, 2)))), 0));
+}
+
 /// Read at the same time is not changed at the same time.
 #[test]
 fn changes_that_arrive_together_are_published_together_and_stay_apart() {
