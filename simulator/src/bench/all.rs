@@ -35,13 +35,18 @@ struct Entry {
     small: &'static [&'static str],
 }
 
-const ENTRIES: [Entry; 13] = [
+const ENTRIES: [Entry; 14] = [
     Entry { name: "wire", command: &["bench", "wire"], small: &["bench", "wire"] },
     Entry { name: "compile", command: &["bench", "compile"], small: &["bench", "compile"] },
     Entry {
         name: "fanout",
         command: &["bench", "fanout", "--hosts", "10000"],
         small: &["bench", "fanout", "--hosts", "10", "--rounds", "2"],
+    },
+    Entry {
+        name: "fanout-1000",
+        command: &["bench", "fanout", "--hosts", "1000"],
+        small: &["bench", "fanout", "--hosts", "5", "--rounds", "2"],
     },
     Entry {
         name: "join",

@@ -25,7 +25,9 @@ pub struct Options {
 fn number(value: &Value) -> String {
     match (value.as_u64(), value.as_f64()) {
         (Some(count), _) => grouped(count),
-        (_, Some(measure)) if measure.abs() >= 1_000.0 => grouped(measure.round().abs() as u64),
+        (_, Some(measure)) if measure.abs() >= 1_000.0 => {
+            format!("{}{}", if measure < 0.0 { "-" } else { "" }, grouped(measure.round().abs() as u64))
+        }
         (_, Some(measure)) if measure.abs() >= 100.0 => format!("{measure:.0}"),
         (_, Some(measure)) if measure.abs() >= 1.0 => format!("{measure:.2}"),
         (_, Some(measure)) => format!("{measure:.3}"),
@@ -92,7 +94,7 @@ fn render(all: &Value) -> anyhow::Result<String> {
 /// The page with these figures in place of those it has.
 fn put(page: &str, figures: &str) -> anyhow::Result<String> {
     let (before, rest) = page.split_once(BEGIN).with_context(|| format!("the page has no line {BEGIN}"))?;
-    let (_, after) = rest.split_once(END).with_context(|| format!("the page has no line {END}"))?;
+    let (_, after) = rest.rsplit_once(END).with_context(|| format!("the page has no line {END}"))?;
     Ok(format!("{before}{BEGIN}\n\n{}\n{END}{after}", figures.trim_end().to_owned() + "\n"))
 }
 
@@ -121,6 +123,7 @@ mod tests {
             "machine": { "cores": 2, "processor": "a processor", "memory_mb": 24_000, "kernel": "6.1", "load_before": "0.1" },
             "benches": {
                 "wire": { "results": { "join_wire_bytes": 380, "big": 1_234_567 }, "reach": { "join_wire_bytes": "≤ 420" }, "seconds": 3 },
+                "control": { "results": { "growth": -1_234.5 }, "seconds": 1 },
                 "churn": { "measured": { "enforced_p99": 12.3456 }, "thresholds": ["enforced_p99<250ms"], "violations": ["bad"], "seconds": 90 },
             },
             "failed": { "packets": "no root" },
@@ -130,6 +133,7 @@ mod tests {
             "2 cores (a processor), 24,000 MB, Linux 6.1",
             "| join_wire_bytes | 380 | ≤ 420 |",
             "| big | 1,234,567 |  |",
+            "| growth | -1,235 |  |",
             "| enforced_p99 | 12.35 | ≤ 250ms |",
             "**bad**",
             "**packets failed: no root**",
@@ -139,7 +143,8 @@ mod tests {
         let page = include_str!("../../../BENCHMARKS.md");
         let (once, twice) = (put(page, &figures).unwrap(), put(&put(page, "other").unwrap(), &figures).unwrap());
         assert_eq!(once, twice);
-        assert!(once.starts_with(page.split_once(BEGIN).unwrap().0) && once.ends_with(page.split_once(END).unwrap().1));
+        assert!(once.starts_with(page.split_once(BEGIN).unwrap().0) && once.ends_with(page.rsplit_once(END).unwrap().1));
+        assert_eq!(put(&format!("{page}{END}"), &figures).unwrap().matches(END).count(), 1, "one that was left behind goes");
         assert!(put("nothing", &figures).is_err());
         assert!(render(&json!({ "format_version": "2" })).is_err());
     }
