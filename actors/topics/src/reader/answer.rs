@@ -9,7 +9,7 @@ use groupcast_policy::needs::Needs;
 use groupcast_policy::topic::Topic;
 
 use super::repair::InFlight;
-use super::{Effect, Held, Incident, Reader, Store};
+use super::{Effect, Held, Incident, Reader};
 
 /// Chunks one answer may have: far beyond any host's needs, and a bound on what a runaway answer can cost.
 pub const CHUNKS_MAX: u32 = 65_536;
@@ -270,7 +270,7 @@ impl Reader {
             self.held.0.insert(topic.clone(), new);
         }
         commit.edits.sort_by(|a, b| a.0.cmp(&b.0));
-        self.needs = needs_from_scratch(&self.host, &self.held);
+        self.needs = Needs::from_scratch(&self.host, &self.held);
         let needs = &self.needs;
         self.held.0.retain(|topic, _| needs.wants(topic) || self.subscribed.contains_key(topic));
         self.cut = self.cut.max(Some(cut));
@@ -292,12 +292,4 @@ impl Reader {
         }
         self.advance(now_ms);
     }
-}
-
-fn needs_from_scratch(host: &groupcast_policy::ids::HostId, held: &Store) -> Needs {
-    let mut needs = Needs::of_host(host);
-    let own = Topic::Host(host.clone());
-    let content = groupcast_policy::needs::Documents::document(held, &own).and_then(Document::content);
-    needs.replace(&own, None, content, held);
-    needs
 }

@@ -80,6 +80,7 @@ impl Reader {
             return self.want_ask_again(now_ms);
         };
         let current = self.term();
+        self.repair.heard_of(delta.term);
         if delta.term < current {
             // Within an intact stream a lower term is always an older sequence.
             if held.is_none_or(|held| held < revision) {

@@ -92,8 +92,10 @@ impl Reader {
 
     pub(super) fn entropy_answered(&mut self, payload: &[u8], now_ms: u64) {
         let answer = EntropyAnswer::decode(payload);
-        if answer.is_ok() && self.knock.take().is_some() {
-            self.repair.let_in = true;
+        if let Ok(EntropyAnswer::Equal { cut } | EntropyAnswer::Differs { cut, .. }) = &answer
+            && self.knock.take().is_some()
+        {
+            self.repair.let_in = Some(cut.term);
             return self.enter(now_ms);
         }
         match answer {

@@ -31,8 +31,8 @@ pub(super) struct Repair {
     last_number: u32,
     /// Requests in a row that did not help.
     failures: u32,
-    /// The host was let in, and this is about its first request since.
-    pub let_in: bool,
+    /// The host was let in, by somebody at this term, and this is about its first request since.
+    pub let_in: Option<u64>,
     /// What answers have brought so far and is not installed, because the closure was not followed whole yet.
     pub staged: crate::Map<Topic, super::Held>,
     /// Which revisions answers have given to what is held as it is, by its digest.
@@ -42,7 +42,7 @@ pub(super) struct Repair {
 impl Repair {
     pub fn cancel(&mut self) {
         self.in_flight = None;
-        self.let_in = false;
+        self.let_in = None;
         self.forget();
     }
 
@@ -58,13 +58,19 @@ impl Repair {
     }
 
     pub fn succeeded(&mut self) {
-        (self.failures, self.let_in) = (0, false);
+        (self.failures, self.let_in) = (0, None);
         self.forget();
+    }
+
+    /// Somebody leads under this term. If that is new since the host was let in, whoever took its request may be the one that ended: then
+    /// there is no turn to wait for.
+    pub fn heard_of(&mut self, term: u64) {
+        self.let_in = self.let_in.filter(|let_in| term <= *let_in);
     }
 
     /// Grows with every failure: a service that a whole fleet asks at once is slow, and asking sooner makes it slower.
     fn timeout_ms(&self, settings: &Settings) -> u64 {
-        let first_ms = if self.let_in { settings.ask_timeout_back_ms } else { settings.ask_timeout_ms };
+        let first_ms = if self.let_in.is_some() { settings.ask_timeout_back_ms } else { settings.ask_timeout_ms };
         first_ms.max(settings.ask_timeout_ms << self.failures.min(ASK_TIMEOUT_DOUBLINGS_MAX))
     }
 
@@ -104,7 +110,7 @@ impl Reader {
             if now_ms < ask.sent_ms + self.repair.timeout_ms(&self.settings) {
                 return;
             }
-            (self.repair.in_flight, self.repair.let_in) = (None, false);
+            (self.repair.in_flight, self.repair.let_in) = (None, None);
             self.report(Incident::AskTimedOut);
             self.want_ask_again(now_ms);
         }

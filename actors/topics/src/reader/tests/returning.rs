@@ -48,9 +48,8 @@ fn who_comes_back_subscribes_when_somebody_answers() {
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Subscribe(_))));
 }
 
-/// Somebody is there, and a whole fleet may wait: once it waits longer than usual.
-#[test]
-fn who_was_let_in_waits_for_its_turn() {
+/// Comes back, is let in, and asks.
+fn let_in() -> Desk {
     let mut desk = Desk::joined();
     desk.reader.handle(Event::Disconnected, desk.now_ms);
     desk.reader.handle(Event::Connected, desk.now_ms);
@@ -58,14 +57,35 @@ fn who_was_let_in_waits_for_its_turn() {
     let flushes = effects.iter().filter_map(|effect| if let Effect::Flush(number) = effect { Some(*number) } else { None });
     desk.reader.handle(Event::Flushed(flushes.max().unwrap()), desk.now_ms);
     let asked = desk.pass(100);
-    assert!(asked.iter().any(|effect| matches!(effect, Effect::Ask(_))), "{asked:?}");
-    let has_given_up = |effects: &[Effect]| effects.contains(&Effect::Report(Incident::AskTimedOut));
-    let settings = Settings::default();
+    assert!(asks(&asked), "{asked:?}");
+    desk
+}
+
+fn has_given_up(effects: &[Effect]) -> bool {
+    effects.contains(&Effect::Report(Incident::AskTimedOut))
+}
+
+/// Somebody is there, and a whole fleet may wait: once it waits longer than usual.
+#[test]
+fn who_was_let_in_waits_for_its_turn() {
+    let (mut desk, settings) = (let_in(), Settings::default());
+    let same_term = desk.writer.publish(vec![members("db", &[7])]);
+    desk.arrive(&same_term[0]);
     assert!(!has_given_up(&desk.pass(settings.ask_timeout_back_ms - 200)));
     assert!(has_given_up(&desk.pass(400)));
     // From then on as after any request that was in vain: a pause, and twice the usual time.
     assert!(asks(&desk.pass(200)));
     assert!(has_given_up(&desk.pass(settings.ask_timeout_ms * 2)));
+}
+
+/// Whoever took the request may be the leader that ended.
+#[test]
+fn who_hears_of_another_leader_does_not_wait_for_its_turn() {
+    let (mut desk, settings) = (let_in(), Settings::default());
+    desk.writer.term += 1;
+    let of_another = desk.writer.publish(vec![members("db", &[7])]);
+    assert!(!has_given_up(&desk.arrive(&of_another[0])));
+    assert!(has_given_up(&desk.pass(settings.ask_timeout_ms)));
 }
 
 /// A stream that had to be filled again has other revisions of the same contents: they are adopted, and nothing is fetched.
