@@ -289,7 +289,9 @@ mod tests {
         let config = serde_json::from_value(serde_json::json!({ "kind": "directory", "id": "files", "path": "/nowhere" }));
         let config = config.expect("a source");
         let (lead, leading) = watch::channel(None);
-        let source = SourceActor::new(&config, &client, leading, tokio::runtime::Handle::current(), 1).start();
+        // Nothing runs there: nobody comes to tell it.
+        let idle = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let source = SourceActor::new(&config, &client, leading, idle.handle().clone(), 1).start();
         let confirm = async || source.send(ConfirmSource).await.expect("an answer");
         assert_eq!(confirm().await, Answer::NotLeading);
         for term in 1..=20 {
@@ -298,5 +300,6 @@ mod tests {
             lead.send_replace(None);
             assert_eq!(confirm().await, Answer::NotLeading, "after term {term}");
         }
+        idle.shutdown_background();
     }
 }
