@@ -90,6 +90,14 @@ pub struct Permissions {
 }
 
 /// The table. `name` is the user's own: a host's id, or a controller's, gateway's or viewer's.
+/// Subscriptions of one connection of a host: all the topics that it can follow and ask for, and some more.
+pub const HOST_SUBSCRIPTIONS_MAX: u32 = 20_000;
+/// Bytes of one message of a host: more than a request that names all the topics it can follow.
+pub const HOST_PAYLOAD_BYTES_MAX: u32 = 512 << 10;
+/// Connections of all hosts together, below what a server takes by default, so that hosts cannot keep controllers out. The server knows no limit
+/// on the connections of one user (nats-server issue 1552): that is left to a firewall in front of it.
+pub const HOSTS_CONNECTIONS_MAX: u32 = 60_000;
+
 pub fn permissions(role: Role, name: &HostId) -> Permissions {
     let owned = |list: &[&str]| list.iter().map(|subject| (*subject).to_owned()).collect::<Vec<_>>();
     let inbox = subjects::inbox_all(&role.inbox_prefix(name));
@@ -102,6 +110,7 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
                 subjects::WRITE_ALL,
                 subjects::CATALOG_ALL,
                 subjects::REGISTRY_ALL,
+                subjects::AUDITED_ALL,
                 subjects::ANSWER_ALL,
                 subjects::CTL_ALL,
                 subjects::REPLICA,
@@ -140,7 +149,8 @@ pub fn permissions(role: Role, name: &HostId) -> Permissions {
             for stream in [CATALOG, REGISTRY, AUDIT] {
                 publish.extend(subjects::js_reading(stream.name));
             }
-            // The leader's chain says how far changes are published; topics it does not read.
+            // The leader's chain says how far changes are published; topics it does not read, only whether their stream is well.
+            publish.push(subjects::js_api("STREAM.INFO", TOPICS.name));
             let subscribe = owned(&[&inbox, subjects::PROGRESSED, subjects::LEAD_READ]);
             Permissions { publish, publish_never: owned(&[subjects::CATALOG_TERMS]), subscribe }
         }

@@ -10,21 +10,40 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use async_nats::{Client, ConnectOptions};
+use async_nats::{Client, ConnectOptions, ServerAddr};
 use futures::StreamExt;
 use groupcast_policy::ids::HostId;
 use tokio::sync::mpsc;
 
 use crate::accounts::Role;
+use crate::credentials::block;
+use crate::held;
+use crate::streams::{CATALOG, REGISTRY, Stream, TOPICS};
+use choose::Chooser;
 
-/// Longest wait between two attempts to connect, unless told otherwise.
-pub const RECONNECT_DELAY_MAX: Duration = Duration::from_secs(30);
+mod choose;
+mod guard;
+mod tls;
+
+pub use choose::{AVOIDED_FOR, GREETED_WITHIN};
+pub use guard::{Guard, HOME_AFTER, LEADERLESS_MAX};
+pub use tls::{Tls, is_loopback};
+
+/// Longest wait between two attempts to connect, unless told otherwise. Short, because a host that was cut off must be back within seconds
+/// of the route's return; the servers refuse an attempt cheaply.
+pub const RECONNECT_DELAY_MAX: Duration = Duration::from_secs(5);
 /// The first wait after a lost connection is anything up to this: a fleet that lost its server together comes back spread out.
 pub const RECONNECT_DELAY_FIRST: Duration = Duration::from_millis(500);
 /// Events that wait for their reader; further ones become one [`Event::Missed`].
 pub const EVENTS_MAX: usize = 1_024;
-/// One attempt to connect, TLS and authentication included. A server that thousands reach for at once is slow.
+/// One attempt to connect to a server that has greeted, TLS and authentication included. A server that thousands reach for at once is slow.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often an idle connection is tried. The client library opens its sockets itself, sets none of their options and hands none of them out, so
+/// this stands for keepalive and `TCP_USER_TIMEOUT`: a peer that vanished without a word is given up on before the kernel's retransmissions
+/// are far apart. `docs/operations.md` says what it costs.
+pub const PING_EVERY: Duration = Duration::from_secs(1);
+/// So long after its last word a silent server counts as gone: the client library gives up at the third ping that finds two unanswered.
+pub const SILENCE_MAX: Duration = Duration::from_secs(3);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -32,12 +51,39 @@ pub enum Error {
     Credentials { path: PathBuf, source: std::io::Error },
     #[error("these are no NATS credentials: {0}")]
     NoCredentials(std::io::Error),
+    #[error(transparent)]
+    Held(#[from] held::Error),
     #[error("no server to connect to was named")]
     NoServer,
     #[error("the server did not answer within {} s", within.as_secs())]
     NotSettled { within: Duration },
-    #[error("connecting to {servers} failed: {source}")]
-    Connect { servers: String, source: async_nats::ConnectError },
+    #[error("server {server:?} cannot be used: {reason}")]
+    Server { server: String, reason: String },
+    #[error("the TLS settings cannot be used: {0}")]
+    Tls(String),
+    #[error("connecting to {servers} failed: {source}{}", hint(*tls_required, source.kind()))]
+    Connect { servers: String, tls_required: bool, source: async_nats::ConnectError },
+}
+
+fn hint(tls_required: bool, kind: async_nats::ConnectErrorKind) -> &'static str {
+    if kind == async_nats::ConnectErrorKind::AuthorizationViolation {
+        " (the server does not take the credential: it is revoked or expired, or was made with the authority of another installation)"
+    } else if tls_required {
+        " (TLS is required, as it is by default unless every server is on this machine: check that the server offers it, and name its authority \
+         with tls_authority)"
+    } else {
+        ""
+    }
+}
+
+impl Error {
+    /// What a server says to the login of a client that has reached it.
+    pub fn login(&self) -> String {
+        match self {
+            Self::Connect { source, .. } => source.to_string(),
+            other => other.to_string(),
+        }
+    }
 }
 
 /// How a client proves who it is.
@@ -67,17 +113,6 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// Encryption, beyond what the servers' URLs say.
-#[derive(Debug, Clone, Default)]
-pub struct Tls {
-    /// Refuses a server that offers none.
-    pub required: bool,
-    /// Authorities to trust, in PEM; nothing means the system's.
-    pub authority: Option<PathBuf>,
-    /// Certificate and key to present, in PEM.
-    pub certificate: Option<(PathBuf, PathBuf)>,
-}
-
 #[derive(Debug, Clone)]
 pub struct Options {
     pub servers: Vec<String>,
@@ -87,6 +122,8 @@ pub struct Options {
     pub identity: Identity,
     pub tls: Tls,
     pub reconnect_delay_max: Duration,
+    /// Who had to leave a server returns to it after so long at the earliest.
+    pub home_after: Duration,
     /// Returns at once and connects in the background, for processes that must start without the bus.
     pub in_background: bool,
 }
@@ -100,6 +137,7 @@ impl Options {
             identity: Identity::default(),
             tls: Tls::default(),
             reconnect_delay_max: RECONNECT_DELAY_MAX,
+            home_after: HOME_AFTER,
             in_background: false,
         }
     }
@@ -116,6 +154,11 @@ impl Options {
 
     pub fn reconnect_delay_max(mut self, delay: Duration) -> Self {
         self.reconnect_delay_max = delay;
+        self
+    }
+
+    pub fn home_after(mut self, after: Duration) -> Self {
+        self.home_after = after;
         self
     }
 
@@ -149,9 +192,35 @@ pub enum Event {
 pub struct Events {
     queue: mpsc::Receiver<Event>,
     missed: Arc<AtomicBool>,
+    chooser: Arc<Chooser>,
+    servers: Vec<ServerAddr>,
+    role: Role,
+    home_after: Duration,
+}
+
+/// The streams whose leaders a client of this role has the right to ask for, and needs.
+fn needed(role: Role) -> &'static [&'static Stream] {
+    match role {
+        Role::Controller => &[&CATALOG, &REGISTRY, &TOPICS],
+        Role::Gateway => &[&CATALOG, &REGISTRY],
+        Role::Viewer | Role::Host | Role::Edge => &[],
+    }
 }
 
 impl Events {
+    /// Leaves servers that are of no use to this connection, for as long as the guard is kept: also one from which the leaders of the streams
+    /// that its role reads cannot be reached. The guard keeps the connection open.
+    pub fn guard(&self, client: &Client) -> Guard {
+        Guard::start(client.clone(), self.chooser.clone(), self.servers.clone(), needed(self.role), self.home_after)
+    }
+
+    /// Goes to another server, where there is one: this one is of no use.
+    pub async fn leave(&self, client: &Client, why: &str) {
+        if self.servers.len() > 1 {
+            guard::leave(client, &self.chooser, why).await;
+        }
+    }
+
     /// The next event; `None` when the client is gone.
     pub async fn next(&mut self) -> Option<Event> {
         if self.missed.swap(false, Ordering::AcqRel) {
@@ -216,13 +285,8 @@ fn random() -> u64 {
 fn credentials(path: &Path) -> std::io::Result<(String, nkeys::KeyPair)> {
     let text = std::fs::read_to_string(path)?;
     let wrong = |what: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, format!("it holds no {what}"));
-    // The line after the one that begins a block.
-    let block = |name: &str| {
-        let mut lines = text.lines().skip_while(|line| !(line.contains("BEGIN") && line.contains(name)));
-        lines.nth(1).map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
-    };
-    let token = block("USER JWT").ok_or_else(|| wrong("token"))?;
-    let seed = block("USER NKEY SEED").ok_or_else(|| wrong("seed"))?;
+    let token = block(&text, "USER JWT").ok_or_else(|| wrong("token"))?;
+    let seed = block(&text, "USER NKEY SEED").ok_or_else(|| wrong("seed"))?;
     Ok((token, nkeys::KeyPair::from_seed(&seed).map_err(|_| wrong("seed that can be used"))?))
 }
 
@@ -240,16 +304,27 @@ pub async fn connect(options: Options) -> Result<(Client, Events), Error> {
     if options.servers.is_empty() {
         return Err(Error::NoServer);
     }
+    let servers = tls::judge(&options.servers)?;
+    // A file that cannot be used is named at once, and not as one more attempt that failed.
+    if let Some(problem) = options.tls.problems().into_iter().next() {
+        return Err(Error::Tls(problem));
+    }
+    let tls_required = options.tls.is_required(&options.servers);
     let (sender, queue) = mpsc::channel(EVENTS_MAX);
     let missed = Arc::new(AtomicBool::new(false));
-    let events = Events { queue, missed: missed.clone() };
     let max = options.reconnect_delay_max;
+    let chooser = Chooser::new(max, sender.downgrade());
+    let (role, home_after) = (options.role, options.home_after);
+    let events = Events { queue, missed: missed.clone(), chooser: chooser.clone(), servers: servers.clone(), role, home_after };
     // A process that starts connects at once; only what lost a connection waits.
     let started = AtomicBool::new(false);
+    let (choosing, heard, in_background) = (chooser.clone(), chooser.clone(), options.in_background);
     let mut ours = match &options.identity {
         Identity::File(path) => {
             // One that cannot be used is told at once, and not with every attempt.
             credentials(path).map_err(|source| Error::Credentials { path: path.clone(), source })?;
+            // Under another name than the credential's nothing would ever be answered.
+            held::name(Some(path), Some(&options.name))?;
             let path = path.clone();
             ConnectOptions::with_auth_callback(move |nonce| std::future::ready(proof(&path, &nonce)))
         }
@@ -259,6 +334,10 @@ pub async fn connect(options: Options) -> Result<(Client, Events), Error> {
         .name(format!("{} {}", options.role.as_str(), options.name))
         .custom_inbox_prefix(options.role.inbox_prefix(&options.name))
         .connection_timeout(CONNECT_TIMEOUT)
+        .ping_interval(PING_EVERY)
+        // A server names others in its first line, which anybody in between can write, and the client library would connect to them as they are
+        // written there, also without encryption. Only servers that an operator has named are connected to.
+        .ignore_discovered_servers()
         .max_reconnects(None)
         .reconnect_delay_callback(move |attempt| {
             if started.swap(true, Ordering::Relaxed) {
@@ -267,10 +346,34 @@ pub async fn connect(options: Options) -> Result<(Client, Events), Error> {
                 Duration::ZERO
             }
         })
+        // Servers that greeted come first; what is lost is found again as `choose` says.
+        .retain_servers_order()
+        .reconnect_to_server_callback(move |pool, last| {
+            // The first attempt of a process that waits for it tries each server once, and says why none would do.
+            let is_first = last.server_id.is_empty() && !in_background;
+            let next = (!is_first).then(|| {
+                let servers = pool.into_iter().map(|server| server.addr).collect();
+                tokio::spawn(choosing.clone().next(servers))
+            });
+            async move {
+                match next {
+                    Some(next) => next.await.ok(),
+                    None => None,
+                }
+            }
+        })
         .event_callback(move |event| {
             let event = classify(&event);
+            match &event {
+                Event::Connected => heard.connected(),
+                Event::LeavingServer => heard.leaving.notify_one(),
+                _ => {}
+            }
             if let Event::Denied(reason) = &event {
                 tracing::error!(%reason, "the bus denies this client something");
+            }
+            if let Event::Trouble(reason) = &event {
+                tracing::warn!(%reason, tls_required, "trouble with the bus");
             }
             if sender.try_send(event).is_err() {
                 missed.store(true, Ordering::Release);
@@ -282,7 +385,7 @@ pub async fn connect(options: Options) -> Result<(Client, Events), Error> {
         Identity::Text(text) => ours.credentials(&text).map_err(Error::NoCredentials)?,
         Identity::Seed(seed) => ours.nkey(seed),
     };
-    if options.tls.required {
+    if tls_required {
         ours = ours.require_tls(true);
     }
     if let Some(authority) = options.tls.authority {
@@ -294,8 +397,15 @@ pub async fn connect(options: Options) -> Result<(Client, Events), Error> {
     if options.in_background {
         ours = ours.retry_on_initial_connect();
     }
+    let mut order = servers;
+    if order.len() > 1
+        && !options.in_background
+        && let Some(first) = chooser.greeting(&order, GREETED_WITHIN).await
+    {
+        order.sort_by_key(|server| *server != first);
+    }
     let servers = options.servers.join(", ");
-    let client = ours.connect(options.servers).await.map_err(|source| Error::Connect { servers, source })?;
+    let client = ours.connect(order).await.map_err(|source| Error::Connect { servers, tls_required, source })?;
     Ok((client, events))
 }
 
@@ -355,7 +465,9 @@ mod tests {
     async fn a_reader_that_sleeps_is_told_that_it_missed_something() {
         let (sender, queue) = mpsc::channel(1);
         let missed = Arc::new(AtomicBool::new(false));
-        let mut events = Events { queue, missed: missed.clone() };
+        let chooser = Chooser::new(Duration::ZERO, sender.downgrade());
+        let mut events =
+            Events { queue, missed: missed.clone(), chooser, servers: Vec::new(), role: Role::Host, home_after: HOME_AFTER };
         sender.try_send(Event::Connected).unwrap();
         assert!(sender.try_send(Event::SlowConsumer).is_err());
         missed.store(true, Ordering::Release);

@@ -16,13 +16,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::accounts::{Account, Role};
 
-mod claims;
+pub(crate) mod claims;
 mod fixed;
+mod locked;
 mod publish;
 mod signer;
 
 pub use fixed::{FixedUser, edge_config, fixed_config};
-pub use signer::{HostSigner, OwnKey};
+pub use locked::{LOCKED_WITHIN, Locked};
+pub use signer::{HostSigner, OwnKey, Presented, Signed, life_of, proven, user_key};
+
+/// How long a host's credential lives unless said otherwise. Its agent renews it when two thirds have passed.
+pub const HOST_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// The longest life of a host's credential.
+pub const HOST_LIFE_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+/// A revoked key never works again: what is signed for it later, for instance by a gateway that has not heard of it, is void too.
+const FOR_EVER: u64 = 253_402_300_799;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -32,10 +41,14 @@ pub enum Error {
     File { what: &'static str, path: PathBuf, source: io::Error },
     #[error("{path} is not a credential authority: {reason}; restore it from a copy", path = path.display())]
     Unreadable { path: PathBuf, reason: String },
+    #[error("another command has been writing {path} for {} s: wait for it, or end it, and try again", within.as_secs(), path = path.display())]
+    Busy { path: PathBuf, within: Duration },
     #[error("the system clock stands before 1970: set it")]
     Clock,
     #[error("the bus did not take the new version of account {account}: {reason}")]
     NotTaken { account: &'static str, reason: String },
+    #[error("a host's credential lives 1 second to {} days, not {} seconds", HOST_LIFE_MAX.as_secs() / 86_400, .0.as_secs())]
+    Life(Duration),
     #[error("the account token of {account} has {len} bytes, the server takes {max} in one message: remove expired revocations")]
     TooManyRevocations { account: &'static str, len: usize, max: usize },
 }
@@ -75,6 +88,12 @@ fn file_text(role: Role, name: &HostId, token: &str, seed: &str) -> String {
     )
 }
 
+/// What stands in a block of a credentials file: the line after the one that begins it.
+pub(crate) fn block(text: &str, name: &str) -> Option<String> {
+    let mut lines = text.lines().skip_while(|line| !(line.contains("BEGIN") && line.contains(name)));
+    lines.nth(1).map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
+}
+
 /// Prints no secret.
 impl fmt::Debug for Credential {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -106,6 +125,8 @@ pub struct Authority {
     /// When the accounts were last changed (seconds since 1970), strictly growing: a server keeps the account token with the
     /// later issue time and, of two from the same second, takes the one in its configuration, which may be the older.
     changed_at: u64,
+    /// Up to which change the servers were told.
+    published_at: u64,
 }
 
 /// Prints no secret.
@@ -126,6 +147,8 @@ struct Stored {
     issued: Vec<Issued>,
     revoked: BTreeMap<String, u64>,
     changed_at: u64,
+    #[serde(default)]
+    published_at: u64,
 }
 
 const FORMAT_VERSION: &str = "1";
@@ -142,6 +165,7 @@ impl Authority {
             issued: Vec::new(),
             revoked: BTreeMap::new(),
             changed_at: 1,
+            published_at: 1,
         }
     }
 
@@ -154,6 +178,20 @@ impl Authority {
         &self.issued
     }
 
+    /// Whether something was changed that no server was told yet.
+    pub fn is_unpublished(&self) -> bool {
+        self.published_at < self.changed_at
+    }
+
+    /// The servers were told everything.
+    pub fn published(&mut self) {
+        self.published_at = self.changed_at;
+    }
+
+    pub fn is_revoked(&self, public_key: &str) -> bool {
+        self.revoked.contains_key(public_key)
+    }
+
     fn account(&self, account: Account) -> &KeyPair {
         // Every constructor fills the map for all accounts.
         &self.accounts[&account]
@@ -163,13 +201,17 @@ impl Authority {
         &self.signers[&role]
     }
 
-    /// A new credential. Earlier ones of the same name go on working until they are revoked: that is how one is rotated (mint,
+    /// A new credential; a host's always expires. Earlier ones of the same name go on working until they are revoked: that is how one is rotated (mint,
     /// hand over, [`Authority::revoke_others`], publish).
     pub fn mint(&mut self, role: Role, name: &HostId, lifetime: Option<Duration>, now: SystemTime) -> Result<Credential, Error> {
         let issued_at = seconds(now)?;
-        let expires_at = lifetime.map(|lifetime| issued_at.saturating_add(lifetime.as_secs().max(1)));
+        let expires_at = match role {
+            Role::Host => Some(expiry(issued_at, lifetime.unwrap_or(HOST_LIFE))?),
+            _ => lifetime.map(|lifetime| issued_at.saturating_add(lifetime.as_secs().max(1))),
+        };
         let user = KeyPair::new_user();
-        let token = claims::user(self.signer(role), self.account(role.account()), &user, name.as_str(), issued_at, expires_at)?;
+        let token =
+            claims::user(role, self.signer(role), self.account(role.account()), &user, name.as_str(), issued_at, expires_at)?;
         let public_key = user.public_key();
         self.issued.push(Issued {
             role: role.as_str().to_owned(),
@@ -211,9 +253,8 @@ impl Authority {
 
     /// Voids whatever was signed for a key that this authority did not issue itself: that of a host that joined through a gateway.
     pub fn revoke_joined(&mut self, public_key: &str, now: SystemTime) -> Result<(), Error> {
-        let now = seconds(now)?;
-        self.changed(now);
-        self.revoked.insert(public_key.to_owned(), now);
+        self.changed(seconds(now)?);
+        self.revoked.insert(public_key.to_owned(), FOR_EVER);
         Ok(())
     }
 
@@ -225,8 +266,7 @@ impl Authority {
             self.changed(now);
         }
         for issued in &gone {
-            // A clock that went back since the minting must not leave the credential valid.
-            self.revoked.insert(issued.public_key.clone(), now.max(issued.issued_at));
+            self.revoked.insert(issued.public_key.clone(), FOR_EVER);
         }
         Ok(gone.len())
     }
@@ -258,6 +298,7 @@ impl Authority {
             issued: self.issued.clone(),
             revoked: self.revoked.clone(),
             changed_at: self.changed_at,
+            published_at: self.published_at,
         };
         for (account, key) in &self.accounts {
             stored.accounts.insert(account.name().to_owned(), seed(key)?);
@@ -303,8 +344,17 @@ impl Authority {
             issued: stored.issued,
             revoked: stored.revoked,
             changed_at: stored.changed_at,
+            published_at: stored.published_at,
         })
     }
+}
+
+/// When a host's credential of this life expires.
+fn expiry(issued_at: u64, life: Duration) -> Result<u64, Error> {
+    if life.as_secs() == 0 || life > HOST_LIFE_MAX {
+        return Err(Error::Life(life));
+    }
+    Ok(issued_at.saturating_add(life.as_secs()))
 }
 
 fn seconds(time: SystemTime) -> Result<u64, Error> {

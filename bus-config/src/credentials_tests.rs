@@ -77,7 +77,7 @@ fn rotation_keeps_the_new_credential_and_voids_the_old() {
     assert_eq!(authority.revoke_others(&new, at(300)).unwrap(), 1);
     let valid: Vec<&str> = authority.issued().iter().map(|issued| issued.public_key.as_str()).collect();
     assert_eq!(valid, [&other.public_key, &same_name_other_role.public_key, &new.public_key]);
-    assert_eq!(authority.revoked, BTreeMap::from([(old.public_key.clone(), 300)]));
+    assert_eq!(authority.revoked, BTreeMap::from([(old.public_key.clone(), FOR_EVER)]));
     assert_eq!(authority.revoke(Role::Host, &name("h1"), at(400)).unwrap(), 1);
     assert!(!authority.revoke_key(&old.public_key, at(500)).unwrap());
 }
@@ -87,7 +87,7 @@ fn a_clock_that_went_back_revokes_all_the_same() {
     let mut authority = Authority::new();
     let credential = authority.mint(Role::Host, &name("h1"), None, at(1_000)).unwrap();
     authority.revoke(Role::Host, &name("h1"), at(10)).unwrap();
-    assert_eq!(authority.revoked[&credential.public_key], 1_000);
+    assert_eq!(authority.revoked[&credential.public_key], FOR_EVER);
 }
 
 #[test]
@@ -107,4 +107,62 @@ fn nothing_printed_for_debugging_is_secret() {
     let text = format!("{authority:?} {credential:?}");
     assert!(!text.contains(&credential.seed) && !text.contains(&credential.token), "{text}");
     assert!(credential.file_text().contains(&credential.seed));
+}
+
+#[test]
+fn a_hosts_credential_always_expires_and_within_bounds() {
+    let mut authority = Authority::new();
+    let mut life = |lifetime| authority.mint(Role::Host, &name("h1"), lifetime, at(100)).map(|_| ());
+    assert!(life(None).is_ok() && life(Some(Duration::from_secs(1))).is_ok() && life(Some(HOST_LIFE_MAX)).is_ok());
+    for wrong in [Duration::ZERO, Duration::from_millis(999), HOST_LIFE_MAX + Duration::from_secs(1), Duration::MAX] {
+        assert!(matches!(life(Some(wrong)), Err(Error::Life(_))), "{wrong:?}");
+    }
+    let expires: Vec<Option<u64>> = authority.issued().iter().map(|issued| issued.expires_at).collect();
+    let after = |life: Duration| Some(100 + life.as_secs());
+    assert_eq!(expires, [after(HOST_LIFE), Some(101), after(HOST_LIFE_MAX)]);
+    authority.mint(Role::Gateway, &name("g1"), None, at(100)).unwrap();
+    assert_eq!(authority.issued()[3].expires_at, None, "the servers' own side is renewed by whoever holds the authority");
+}
+
+#[test]
+fn what_the_servers_were_not_told_is_remembered() {
+    let scratch = Scratch::new("unpublished");
+    let path = scratch.0.join("authority.json");
+    let mut authority = Authority::new();
+    authority.mint(Role::Host, &name("h1"), None, at(100)).unwrap();
+    assert!(!authority.is_unpublished());
+    authority.revoke(Role::Host, &name("h1"), at(200)).unwrap();
+    authority.save(&path).unwrap();
+    let mut again = Authority::load(&path).unwrap();
+    assert!(again.is_unpublished(), "also after a restart");
+    again.published();
+    again.save(&path).unwrap();
+    assert!(!Authority::load(&path).unwrap().is_unpublished());
+}
+
+/// Each read it, added one and wrote it: most were lost.
+#[test]
+fn whoever_adds_to_an_authority_keeps_what_others_add() {
+    const WRITERS: usize = 16;
+    let scratch = Scratch::new("locked-authority");
+    let path = scratch.0.join("authority.json");
+    assert!(Authority::lock(&path).is_err() && std::fs::read_dir(&scratch.0).unwrap().next().is_none(), "nothing is left behind");
+    Authority::new().save(&path).unwrap();
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let path = &path;
+            scope.spawn(move || {
+                let mut authority = Authority::lock(path).unwrap();
+                authority.mint(Role::Controller, &name(&format!("c{writer}")), None, at(1_000)).unwrap();
+                authority.save().unwrap();
+            });
+        }
+    });
+    let held = Authority::lock(&path).unwrap();
+    assert_eq!(held.issued().len(), WRITERS);
+    // Whoever cannot have it says so, after a time; when it is let go, it can be had.
+    let words = Authority::lock_within(&path, Duration::from_millis(50)).map(drop).unwrap_err().to_string();
+    assert!(words.contains("another command") && words.contains("authority.json"), "{words}");
+    assert_eq!(held.release().issued().len(), WRITERS);
+    assert!(Authority::lock_within(&path, Duration::ZERO).is_ok());
 }

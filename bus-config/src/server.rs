@@ -14,6 +14,7 @@ use crate::streams::BATCH_MESSAGES_MAX;
 
 mod cluster;
 mod find;
+mod lock;
 mod monitor;
 mod process;
 mod proxy;
@@ -22,12 +23,16 @@ pub use cluster::{Cluster, NODES};
 pub use find::{SERVER_VARIABLE, find, find_in};
 pub use proxy::Link;
 
+pub use lock::Lock;
+
 use process::Process;
 
 /// How long a server may take to accept connections, or a cluster to elect a leader. Generous: test machines are shared.
 pub const READY_DEADLINE: Duration = Duration::from_secs(60);
 /// How long a server may take to end when asked politely.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a server that was left alone may take to end, and to give its folder free.
+pub const LOCK_DEADLINE: Duration = Duration::from_secs(5);
 /// Attempts to find ports that nobody takes between choosing and listening.
 pub const PORT_ATTEMPTS_MAX: usize = 20;
 
@@ -56,6 +61,8 @@ pub enum Error {
     Signal { pid: u32, reason: String },
     #[error("monitoring {path} of the server failed: {reason}")]
     Monitor { path: String, reason: String },
+    #[error("{path} is in use by another server (process {holder}): two would destroy what both store; end it first", path = path.display())]
+    InUse { path: PathBuf, holder: String },
     #[error("the server is not running: start it again first")]
     NotRunning,
 }
@@ -76,8 +83,28 @@ pub struct Config {
     store_dir: Option<PathBuf>,
     client_port: Option<u16>,
     batch_messages_max: u64,
+    flushes: Flushes,
     tls: Option<Tls>,
     fragments: Vec<String>,
+}
+
+/// When a server has what it stored on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Flushes {
+    /// Before it says that it is stored. What was acknowledged survives a power cut.
+    #[default]
+    Always,
+    /// This long after it said so. For tests that show what that loses.
+    Within(Duration),
+}
+
+impl Flushes {
+    fn setting(self) -> String {
+        match self {
+            Self::Always => "always".to_owned(),
+            Self::Within(time) => format!("\"{}s\"", time.as_secs().max(1)),
+        }
+    }
 }
 
 impl Default for Config {
@@ -94,6 +121,7 @@ impl Config {
             store_dir: None,
             client_port: None,
             batch_messages_max: BATCH_MESSAGES_MAX,
+            flushes: Flushes::default(),
             tls: None,
             fragments: Vec::new(),
         }
@@ -123,6 +151,12 @@ impl Config {
         self
     }
 
+    /// When what is stored is on disk; without a word, before it is acknowledged.
+    pub fn flushes(mut self, flushes: Flushes) -> Self {
+        self.flushes = flushes;
+        self
+    }
+
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
         self
@@ -142,8 +176,9 @@ impl Config {
         };
         let mut text = format!(
             "server_name: \"{name}\"\nlisten: \"127.0.0.1:{client}\"\nhttp: \"127.0.0.1:{monitor}\"\n\
-             max_control_line: 65536\njetstream {{ store_dir: \"{}\"{limits} }}\n",
-            store.display()
+             max_control_line: 65536\nping_interval: \"5s\"\nping_max: 2\njetstream {{ store_dir: \"{}\", sync_interval: {}{limits} }}\n",
+            store.display(),
+            self.flushes.setting()
         );
         if let Some(tls) = &self.tls {
             text += &format!("tls {{ cert_file: \"{}\", key_file: \"{}\"", tls.certificate.display(), tls.key.display());
@@ -181,6 +216,8 @@ impl Ports {
 struct Folder {
     path: PathBuf,
     temporary: bool,
+    /// Nobody else runs a server on what was given by the user, as long as this or the server lives.
+    lock: Option<Lock>,
 }
 
 impl Folder {
@@ -190,7 +227,8 @@ impl Folder {
             None => (std::env::temp_dir().join(format!("groupcast-{}-{:016x}", std::process::id(), process::random())), true),
         };
         std::fs::create_dir_all(&path).map_err(|source| Error::File { what: "making folder", path: path.clone(), source })?;
-        Ok(Self { path, temporary })
+        let lock = if temporary { None } else { Some(Lock::take_within(&path, LOCK_DEADLINE)?) };
+        Ok(Self { path, temporary, lock })
     }
 }
 
@@ -257,7 +295,7 @@ impl Server {
     fn launch(&mut self) -> Result<(), Error> {
         let path = self.write_config()?;
         let temporary = self.folder.temporary.then_some(self.folder.path.as_path());
-        let mut process = Process::spawn(&self.binary, &path, &self.log_path(), temporary)?;
+        let mut process = Process::spawn(&self.binary, &path, &self.log_path(), temporary, self.folder.lock.as_ref())?;
         let deadline = Instant::now() + READY_DEADLINE;
         let mut reason = "no connection".to_owned();
         while Instant::now() < deadline {
@@ -286,6 +324,11 @@ impl Server {
 
     pub fn client_port(&self) -> u16 {
         self.ports.client
+    }
+
+    /// Where it says how it is, over HTTP on loopback.
+    pub fn monitor_port(&self) -> u16 {
+        self.ports.monitor
     }
 
     /// The server's own folder: configuration, log, files, account tokens.
@@ -322,6 +365,22 @@ impl Server {
 
     pub fn is_running(&self) -> bool {
         self.process.is_some()
+    }
+
+    /// Whether it was started and has ended by itself, or was ended by somebody else.
+    pub fn has_ended(&mut self) -> bool {
+        self.process.as_mut().is_some_and(Process::ended)
+    }
+
+    /// The last lines of its log.
+    pub fn last_words(&self) -> String {
+        self.log_tail()
+    }
+
+    /// Starts it again on the same ports and files, for callers without a runtime.
+    pub fn restart_blocking(&mut self) -> Result<(), Error> {
+        self.kill();
+        self.launch()
     }
 
     /// Ends the server with no chance to write anything (SIGKILL), as a crash does. Its ports and files stay reserved for
@@ -373,7 +432,7 @@ impl Server {
             name: self.name.clone(),
             ports: self.ports,
             cluster: None,
-            folder: Folder { path: self.folder.path.clone(), temporary: false },
+            folder: Folder { path: self.folder.path.clone(), temporary: false, lock: None },
         }
     }
 

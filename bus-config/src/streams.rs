@@ -14,10 +14,15 @@ mod probe;
 pub use check::{SERVER_VERSION_MIN, dropped_setting, parse_version, version_supported};
 pub use probe::{BATCH_MESSAGES_MAX, batch_limit_at_least};
 
-/// Versions kept of one CATALOG document: what undo can reach. Small, because the server slows down once the limit bites.
-pub const CATALOG_HISTORY: i64 = 8;
+/// Versions kept of one CATALOG document. AUDIT copies them from here, and its copying stops for seconds when a server dies: a version
+/// that was pushed out meanwhile would be lost, so this is more than anybody writes of one document in that time. Undo reaches as far.
+pub const CATALOG_HISTORY: i64 = 1_000;
 /// How long AUDIT keeps what happened.
 pub const AUDIT_AGE: Duration = Duration::from_secs(90 * 24 * 3600);
+/// Entries that AUDIT keeps of one document or registration: who flaps pushes out its own past and nobody else's.
+pub const AUDIT_PER_SUBJECT: i64 = 10_000;
+/// Bytes of AUDIT on disk, after which the oldest entries go. The server sets them aside when the stream is made.
+pub const AUDIT_BYTES_MAX: i64 = 1 << 30;
 /// How long one request of [`ensure`] may take; a cluster that is electing leaders answers late.
 pub const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -62,6 +67,8 @@ pub struct Stream {
     /// Messages kept per subject; -1 for all of them.
     pub per_subject: i64,
     pub age_max: Option<Duration>,
+    /// Bytes of all messages, after which the oldest go; -1 for no limit.
+    pub bytes_max: i64,
     pub republish: Option<(&'static str, &'static str)>,
     pub atomic: bool,
     /// Lets a tombstone vanish by itself: only a message that carries a TTL header is concerned.
@@ -78,6 +85,7 @@ pub const CATALOG: Stream = Stream {
     per_subject: CATALOG_HISTORY,
     // Ageing out a subject's last message would reset its compare-and-swap base.
     age_max: None,
+    bytes_max: -1,
     republish: None,
     atomic: true,
     message_ttl: true,
@@ -98,15 +106,16 @@ pub const TOPICS: Stream = Stream {
     ..CATALOG
 };
 
-/// Follows the two others a moment later, which starts up to a second after the stream is made or moved. So it can miss a version
-/// that was replaced meanwhile: of a CATALOG document only when [`CATALOG_HISTORY`] newer ones came first, and of a change record,
-/// which has a subject of its own, never.
+/// Follows the two others a moment later, and some seconds later after a server died. So it can miss a version that was replaced
+/// meanwhile: of a CATALOG document only when [`CATALOG_HISTORY`] newer ones came first, which controllers and `doctor` notice and name;
+/// of REGISTRY, which keeps one version of each entry, also without that. Its own subjects are for what an import brings back.
 pub const AUDIT: Stream = Stream {
     name: "AUDIT",
-    subjects: &[],
+    subjects: &[subjects::AUDITED_ALL],
     storage: Storage::File,
-    per_subject: -1,
+    per_subject: AUDIT_PER_SUBJECT,
     age_max: Some(AUDIT_AGE),
+    bytes_max: AUDIT_BYTES_MAX,
     republish: None,
     atomic: false,
     message_ttl: false,
@@ -132,7 +141,7 @@ impl Stream {
             "max_msgs_per_subject": self.per_subject,
             "max_age": self.age_max.map_or(0, |age| age.as_nanos() as u64),
             "max_msgs": -1,
-            "max_bytes": -1,
+            "max_bytes": self.bytes_max,
             "max_msg_size": -1,
             "max_consumers": -1,
             "no_ack": false,

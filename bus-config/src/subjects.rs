@@ -203,6 +203,54 @@ pub const CATALOG_ALL: &str = "gc.cat.>";
 pub const CATALOG_TERM: &str = "gc.cat.term.leader";
 /// What only controllers write in CATALOG.
 pub const CATALOG_TERMS: &str = "gc.cat.term.>";
+/// The term of whoever leads: what a leader writes into the stream expects that this was not written since it took over.
+pub const CATALOG_FENCE: &str = "gc.cat.term.fence";
+/// The message that carries this expectation, first in each of a leader's batches.
+pub const CATALOG_FENCED: &str = "gc.cat.term.fenced";
+/// The same in REGISTRY.
+pub const REGISTRY_FENCE: &str = "gc.reg.l.fence";
+pub const REGISTRY_FENCED: &str = "gc.reg.l.fenced";
+
+/// What controllers write about leading, in either stream: no document and no entry.
+pub fn is_about_leading(subject: &str) -> bool {
+    matches!(subject, CATALOG_TERM | CATALOG_FENCE | CATALOG_FENCED | REGISTRY_FENCE | REGISTRY_FENCED)
+}
+
+/// Whether this is the record of a change, which says nothing about the policy.
+pub fn is_change_record(catalog_subject: &str) -> bool {
+    matches!(parse_catalog(catalog_subject), Some((CatalogKind::Change, _)))
+}
+
+/// What an import brings back into AUDIT: documents as they were on the bus that was exported, below their own names.
+pub const AUDITED_ALL: &str = "gc.audit.>";
+
+/// Where an import puts a former version of a document.
+pub fn audited(catalog_subject: &str) -> Option<String> {
+    parse_catalog(catalog_subject)?;
+    Some(format!("gc.audit.{}", catalog_subject.strip_prefix("gc.")?))
+}
+
+/// The document's own subject.
+pub fn parse_audited(subject: &str) -> Option<String> {
+    let catalog = format!("gc.{}", subject.strip_prefix("gc.audit.")?);
+    parse_catalog(&catalog)?;
+    Some(catalog)
+}
+
+/// Documents of a kind, or one of them, or all, in CATALOG and in AUDIT alike; and the same of what was imported.
+pub fn catalog_filters(kind: Option<CatalogKind>, id: Option<&str>) -> Result<[String; 2], InvalidId> {
+    let filter = match (kind, id) {
+        (Some(kind), Some(id)) => catalog(kind, id)?,
+        (Some(kind), None) => catalog_kind_all(kind),
+        (None, Some(id)) => {
+            let checked = WorkloadId::new(id).map_err(|error| InvalidId { kind: "document", ..error })?;
+            format!("gc.cat.*.{checked}")
+        }
+        (None, None) => CATALOG_ALL.to_owned(),
+    };
+    let imported = format!("gc.audit.{}", filter.trim_start_matches("gc."));
+    Ok([filter, imported])
+}
 
 /// A document's subject; the id obeys the rule of all ids.
 pub fn catalog(kind: CatalogKind, id: &str) -> Result<String, InvalidId> {
@@ -225,8 +273,10 @@ pub fn parse_catalog(subject: &str) -> Option<(CatalogKind, &str)> {
 
 pub const REGISTRY_ALL: &str = "gc.reg.>";
 
-pub fn registry_workload(network: &NetworkId, workload: &WorkloadId) -> String {
-    format!("gc.reg.w.{network}.{workload}")
+/// A workload's entry. Its network is not part of the name: an id has one holder, whatever the network, and compare-and-swap on this
+/// subject decides who.
+pub fn registry_workload(workload: &WorkloadId) -> String {
+    format!("gc.reg.w.{workload}")
 }
 
 /// The claim on an address. An IPv4 address written as IPv6 (`::ffff:a.b.c.d`) is the same claim.
@@ -237,10 +287,17 @@ pub fn registry_address(network: &NetworkId, address: IpAddr) -> String {
     }
 }
 
+/// Every claim on an address of a network.
+pub fn registry_addresses(network: &NetworkId) -> String {
+    format!("gc.reg.a.{network}.*")
+}
+
 pub fn registry_host(host: &HostId) -> String {
     format!("gc.reg.h.{host}")
 }
 
+/// Workloads as earlier versions named them.
+pub const REGISTRY_FORMER_WORKLOADS: &str = "gc.reg.w.*.*";
 /// Every host's entry.
 pub const REGISTRY_HOSTS: &str = "gc.reg.h.*";
 /// Templates of which nothing is deleted, and what operators said of their silent hosts.
@@ -249,13 +306,23 @@ pub const REGISTRY_GUARDS: &str = "gc.reg.g.*";
 /// What a REGISTRY subject is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RegistryKey {
-    Workload(NetworkId, WorkloadId),
+    Workload(WorkloadId),
+    /// A workload as versions before this one named it. Nobody writes it; [`RegistryKey::Workload`] takes its place.
+    FormerWorkload(NetworkId, WorkloadId),
     Address(NetworkId, IpAddr),
+    /// Who holds the prefixes of a network that are wider than one address.
+    Ranges(NetworkId),
+    /// Nothing in itself: a message whose expectation holds a host's new addresses to the [`RegistryKey::Ranges`] they were judged by.
+    RangesSeen(NetworkId, HostId),
     Host(HostId),
     /// Why a host was last refused.
     Refusal(HostId),
     /// That nothing of a template is deleted at present, and why.
     Guard(TemplateId),
+    /// The term of whoever leads.
+    Fence,
+    /// First in each batch of a leader.
+    Fenced,
 }
 
 pub fn parse_registry(subject: &str) -> Option<RegistryKey> {
@@ -265,7 +332,12 @@ pub fn parse_registry(subject: &str) -> Option<RegistryKey> {
         Some((NetworkId::new(network).ok()?, id))
     };
     let key = match kind {
-        "w" => in_network().and_then(|(network, id)| Some(RegistryKey::Workload(network, WorkloadId::new(id).ok()?)))?,
+        "w" => match in_network() {
+            Some((network, id)) => RegistryKey::FormerWorkload(network, WorkloadId::new(id).ok()?),
+            None => RegistryKey::Workload(WorkloadId::new(rest).ok()?),
+        },
+        "p" => RegistryKey::Ranges(NetworkId::new(rest).ok()?),
+        "f" => in_network().and_then(|(network, host)| Some(RegistryKey::RangesSeen(network, HostId::new(host).ok()?)))?,
         "a" => in_network().and_then(|(network, hex)| {
             let address = match hex.len() {
                 8 => IpAddr::from(u32::from_str_radix(hex, 16).ok()?.to_be_bytes()),
@@ -277,6 +349,8 @@ pub fn parse_registry(subject: &str) -> Option<RegistryKey> {
         "h" => RegistryKey::Host(HostId::new(rest).ok()?),
         "r" => RegistryKey::Refusal(HostId::new(rest).ok()?),
         "g" => RegistryKey::Guard(TemplateId::new(rest).ok()?),
+        "l" if subject == REGISTRY_FENCE => RegistryKey::Fence,
+        "l" if subject == REGISTRY_FENCED => RegistryKey::Fenced,
         _ => return None,
     };
     // One spelling per key, so that no two subjects claim the same thing.
@@ -286,11 +360,16 @@ pub fn parse_registry(subject: &str) -> Option<RegistryKey> {
 impl RegistryKey {
     pub fn subject(&self) -> String {
         match self {
-            Self::Workload(network, workload) => registry_workload(network, workload),
+            Self::Workload(workload) => registry_workload(workload),
+            Self::FormerWorkload(network, workload) => format!("gc.reg.w.{network}.{workload}"),
+            Self::Ranges(network) => format!("gc.reg.p.{network}"),
+            Self::RangesSeen(network, host) => format!("gc.reg.f.{network}.{host}"),
             Self::Address(network, address) => registry_address(network, *address),
             Self::Host(host) => registry_host(host),
             Self::Refusal(host) => format!("gc.reg.r.{host}"),
             Self::Guard(template) => format!("gc.reg.g.{template}"),
+            Self::Fence => REGISTRY_FENCE.to_owned(),
+            Self::Fenced => REGISTRY_FENCED.to_owned(),
         }
     }
 }

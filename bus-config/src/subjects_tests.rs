@@ -79,16 +79,21 @@ fn catalogue_subjects_parse_back() {
 #[test]
 fn registry_subjects_parse_back() {
     let network = NetworkId::new("n1").unwrap();
-    let workload = RegistryKey::Workload(network.clone(), WorkloadId::new("w1").unwrap());
+    let (workload, former) = (WorkloadId::new("w1").unwrap(), WorkloadId::new("w1").unwrap());
     let v4 = RegistryKey::Address(network.clone(), "10.1.2.3".parse().unwrap());
     let v6 = RegistryKey::Address(network.clone(), "2001:db8::1".parse().unwrap());
     let rows = [
-        (workload, "gc.reg.w.n1.w1"),
+        (RegistryKey::Workload(workload), "gc.reg.w.w1"),
+        (RegistryKey::FormerWorkload(network.clone(), former), "gc.reg.w.n1.w1"),
+        (RegistryKey::Ranges(network.clone()), "gc.reg.p.n1"),
+        (RegistryKey::RangesSeen(network.clone(), host("h1")), "gc.reg.f.n1.h1"),
         (v4, "gc.reg.a.n1.0a010203"),
         (v6, "gc.reg.a.n1.20010db8000000000000000000000001"),
         (RegistryKey::Host(host("h1")), "gc.reg.h.h1"),
         (RegistryKey::Refusal(host("h1")), "gc.reg.r.h1"),
         (RegistryKey::Guard(TemplateId::new("t1").unwrap()), "gc.reg.g.t1"),
+        (RegistryKey::Fence, REGISTRY_FENCE),
+        (RegistryKey::Fenced, REGISTRY_FENCED),
     ];
     for (key, subject) in rows {
         assert_eq!(key.subject(), subject);
@@ -102,7 +107,10 @@ fn registry_subjects_parse_back() {
         "gc.reg.a.n1.00000000000000000000ffff0a010203",
         "gc.reg.a.n1",
         "gc.reg.h.a.b",
-        "gc.reg.w.n1",
+        "gc.reg.w.n1.w1.x",
+        "gc.reg.w.",
+        "gc.reg.p.n1.x",
+        "gc.reg.f.n1",
         "gc.reg.x.y",
         "gc.cat.group.x",
         "",
@@ -122,4 +130,20 @@ fn a_republished_message_has_the_same_tail_on_both_sides() {
     ] {
         assert!(!is_republished(written, read), "{written} {read}");
     }
+}
+
+#[test]
+fn what_was_imported_is_found_under_the_documents_own_name() {
+    assert_eq!(audited("gc.cat.group.web").as_deref(), Some("gc.audit.cat.group.web"));
+    assert_eq!(parse_audited("gc.audit.cat.group.web").as_deref(), Some("gc.cat.group.web"));
+    for bad in ["gc.reg.h.h1", "gc.cat.group", "gc.cat.nonsense.web", "gc.cat.group.*", ""] {
+        assert_eq!(audited(bad), None, "{bad}");
+        assert_eq!(parse_audited(&format!("gc.audit.{bad}")), None, "{bad}");
+    }
+    let filters = |kind: Option<CatalogKind>, id: Option<&str>| catalog_filters(kind, id).unwrap();
+    assert_eq!(filters(None, None), ["gc.cat.>", "gc.audit.cat.>"]);
+    assert_eq!(filters(Some(CatalogKind::Group), None), ["gc.cat.group.*", "gc.audit.cat.group.*"]);
+    assert_eq!(filters(Some(CatalogKind::Group), Some("web")), ["gc.cat.group.web", "gc.audit.cat.group.web"]);
+    assert_eq!(filters(None, Some("web")), ["gc.cat.*.web", "gc.audit.cat.*.web"]);
+    assert!(catalog_filters(None, Some("*")).is_err() && catalog_filters(None, Some("a.b")).is_err());
 }

@@ -2,8 +2,10 @@
 //! the same annotations that make the routes, so neither can be without the other.
 
 pub mod access;
+pub mod audit;
 pub mod body;
 pub mod changes;
+pub mod credentials;
 pub mod documents;
 pub mod explain;
 pub mod health;
@@ -16,15 +18,17 @@ pub mod tokens;
 pub mod transfer;
 pub mod watch;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use async_nats::Client;
 use axum::Router;
 use axum::http::StatusCode;
+use groupcast_bus_config::alive::Login;
 use groupcast_bus_config::credentials::HostSigner;
 use groupcast_control::catalog::Catalog;
 use groupcast_control::pressure::Pressure;
+use groupcast_control::registration::admission::{Admission, Rate};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -36,22 +40,29 @@ use utoipa_axum::routes;
 
 use crate::attempts::Attempts;
 use crate::bounds::Bounds;
+use crate::checks::Checks;
 use crate::confirm;
+use crate::doors::{Doors, Proxies};
+use crate::expiry::Expiring;
 use crate::follow::Followed;
+use crate::heavy::Heavy;
 use crate::problem::Problem;
 use crate::progress::Watcher;
 use crate::registrations::Registrations;
+use crate::shares::{Limits, Shares};
 
 /// Of every answer that has a body of ours.
 pub const FORMAT_VERSION: &str = "1";
 /// Watchers at once; further ones are asked to come back.
-pub const WATCHERS_MAX: usize = 256;
+pub const WATCHERS: Limits = Limits { total: 256, token: 64, address: 128 };
 /// Requests that wait for a change at once.
-pub const WAITERS_MAX: usize = 1_024;
-/// Bodies above [`body::SMALL_BYTES_MAX`] read at once, which bounds memory.
-pub const LARGE_BODIES_MAX: usize = 4;
-/// Plans, exports and imports computed at once.
-pub const HEAVY_MAX: usize = 2;
+pub const WAITERS: Limits = Limits { total: 1_024, token: 256, address: 512 };
+/// Bodies above [`body::SMALL_BYTES_MAX`] at once, from the first byte to the answer, which bounds memory.
+pub const LARGE_BODIES: Limits = Limits { total: 4, token: 2, address: 3 };
+/// Joins that are looked up on the bus at once.
+pub const JOINS_MAX: usize = 8;
+/// What one host may ask to be renewed: agents do so once in half a credential's life, and again after a failure.
+pub const RENEWALS: Rate = Rate { at_once: 10, per_second: 1 };
 /// Items of one page.
 pub const PAGE_MAX: usize = 1_000;
 const PAGE_DEFAULT: usize = 100;
@@ -68,17 +79,29 @@ pub struct Shared {
     pub attempts: Mutex<Attempts>,
     pub clock: Instant,
     pub metrics: Option<PrometheusHandle>,
-    pub watchers: Arc<Semaphore>,
-    pub waiters: Arc<Semaphore>,
-    pub large_bodies: Semaphore,
-    pub heavy: Semaphore,
+    pub checks: Checks,
+    /// What of its own expires.
+    pub expiring: OnceLock<Vec<Expiring>>,
+    /// Where the servers of the bus say how they store.
+    pub monitors: OnceLock<Vec<String>>,
+    /// Whether the bus lets the gateway in; nothing where nobody watches the connection.
+    pub login: OnceLock<Login>,
+    pub watchers: Arc<Shares>,
+    pub waiters: Arc<Shares>,
+    pub large_bodies: Arc<Shares>,
+    pub heavy: Heavy,
+    pub joins: Semaphore,
+    /// How often each host has its credential signed anew.
+    pub renewals: Mutex<Admission>,
+    /// Who is believed about where a request comes from.
+    pub proxies: Proxies,
     pub openapi: String,
 }
 
 pub type App = Arc<Shared>;
 
 impl Shared {
-    pub fn start(client: Client, metrics: Option<PrometheusHandle>, host_signer: Option<HostSigner>) -> App {
+    pub fn start(client: Client, metrics: Option<PrometheusHandle>, host_signer: Option<HostSigner>, proxies: Proxies) -> App {
         let followed = Followed::start(&client);
         let pressure = Pressure::default();
         let published = (pressure.clone(), client.clone());
@@ -90,20 +113,28 @@ impl Shared {
             }
         });
         let catalog = Catalog::new(client.clone()).with_estimate(Arc::new(Bounds(followed.clone()))).with_pressure(pressure);
+        let progress = Watcher::start(&client, followed.catalog_stream());
         let app = Arc::new(Self {
             catalog,
             followed,
-            progress: Watcher::start(&client),
+            progress,
             registrations: Registrations::new(client.clone()),
             host_signer,
             client,
             attempts: Mutex::default(),
             clock: Instant::now(),
             metrics,
-            watchers: Arc::new(Semaphore::new(WATCHERS_MAX)),
-            waiters: Arc::new(Semaphore::new(WAITERS_MAX)),
-            large_bodies: Semaphore::new(LARGE_BODIES_MAX),
-            heavy: Semaphore::new(HEAVY_MAX),
+            checks: Checks::default(),
+            expiring: OnceLock::new(),
+            monitors: OnceLock::new(),
+            login: OnceLock::new(),
+            watchers: Shares::new(WATCHERS),
+            waiters: Shares::new(WAITERS),
+            large_bodies: Shares::new(LARGE_BODIES),
+            heavy: Heavy::default(),
+            joins: Semaphore::new(JOINS_MAX),
+            renewals: Mutex::new(Admission::new(RENEWALS)),
+            proxies,
             openapi: openapi().to_pretty_json().unwrap_or_default(),
         });
         tokio::spawn(confirm::watch(app.clone()));
@@ -115,7 +146,7 @@ impl Shared {
         if self.followed.local().is_loaded() {
             return Ok(());
         }
-        Err(Problem::unavailable("still reading CATALOG and REGISTRY: is the bus up, and does a controller run?"))
+        Err(Problem::reading("still reading CATALOG and REGISTRY: is the bus up, and does a controller run?"))
     }
 }
 
@@ -162,6 +193,9 @@ fn router() -> OpenApiRouter<App> {
         .routes(routes!(registry::get_host, host::put_host, host::delete_host))
         .routes(routes!(host::make_join_token))
         .routes(routes!(host::join))
+        .routes(routes!(credentials::list_credentials))
+        .routes(routes!(credentials::revoked_credentials))
+        .routes(routes!(credentials::renew))
         .routes(routes!(registrations::list_registrations))
         .routes(routes!(registrations::get_registration))
         .routes(routes!(registrations::list_frozen, registrations::confirm_frozen))
@@ -170,6 +204,7 @@ fn router() -> OpenApiRouter<App> {
         .routes(routes!(tokens::revoke_token))
         .routes(routes!(access::whoami))
         .routes(routes!(init::init))
+        .routes(routes!(audit::list_audit))
         .routes(routes!(transfer::export))
         .routes(routes!(transfer::import))
         .routes(routes!(health::livez))
@@ -177,6 +212,7 @@ fn router() -> OpenApiRouter<App> {
         .routes(routes!(health::metrics))
         .routes(routes!(health::openapi))
         .routes(routes!(health::status))
+        .routes(routes!(health::checks))
 }
 
 /// The description of every route, made from the routes.
@@ -188,14 +224,15 @@ pub fn openapi() -> Document {
     document
 }
 
-/// All routes.
-pub fn routes_of(app: App) -> Router {
+/// All routes, for requests that come through these doors.
+pub fn routes_of(app: App, doors: Doors) -> Router {
     let (router, _) = router().split_for_parts();
     router
         .fallback(async || Problem::not_found("there is no such route: see /openapi.json"))
         .method_not_allowed_fallback(async || {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method", "this route does not take that method: see /openapi.json")
         })
+        .layer(axum::middleware::from_fn_with_state(Arc::new(doors), crate::doors::through))
         .layer(axum::middleware::from_fn(health::measured))
         .with_state(app)
 }

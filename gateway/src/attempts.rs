@@ -1,7 +1,7 @@
 //! Failed attempts to use a gateway, bounded: who tries too often has to wait. Time is an argument.
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Failures of one address with one token's name within [`WINDOW_MS`].
@@ -13,7 +13,7 @@ pub const WINDOW_MS: u64 = 60_000;
 pub const REMEMBERED_MAX: usize = 10_000;
 
 /// An IPv6 network hands out addresses by the /64: all of one count as one.
-fn whose(address: IpAddr) -> IpAddr {
+pub fn whose(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
         v4 => v4,
@@ -59,27 +59,42 @@ impl<K: Clone + Eq + Hash> Window<K> {
 
 #[derive(Debug)]
 pub struct Attempts {
-    named: Window<(IpAddr, String)>,
+    /// By a hash with a key of our own: what a client sends is not kept, and nobody can choose names that meet.
+    named: Window<u64>,
     addresses: Window<IpAddr>,
+    hash: RandomState,
 }
 
 impl Default for Attempts {
     fn default() -> Self {
-        Self { named: Window::new(NAMED_MAX), addresses: Window::new(ADDRESS_MAX) }
+        Self { named: Window::new(NAMED_MAX), addresses: Window::new(ADDRESS_MAX), hash: RandomState::new() }
     }
 }
 
 impl Attempts {
-    /// Milliseconds that this address has to wait before it may try this name again.
+    /// Milliseconds that this address has to wait before it is told again that this name is not good. Asked after the token was looked
+    /// at: a good one never waits, whatever others tried from the same address.
     pub fn wait_ms(&self, address: IpAddr, name: &str, now_ms: u64) -> Option<u64> {
         let address = whose(address);
-        self.addresses.wait_ms(&address, now_ms).or_else(|| self.named.wait_ms(&(address, name.to_owned()), now_ms))
+        let named = || self.named.wait_ms(&self.hash.hash_one((address, name)), now_ms);
+        self.addresses.wait_ms(&address, now_ms).or_else(named)
     }
 
     pub fn failed(&mut self, address: IpAddr, name: &str, now_ms: u64) {
         let address = whose(address);
         self.addresses.failed(address, now_ms);
-        self.named.failed((address, name.to_owned()), now_ms);
+        self.named.failed(self.hash.hash_one((address, name)), now_ms);
+    }
+
+    /// One more failure, unless there were too many already: then the milliseconds to wait.
+    pub fn refused(&mut self, address: IpAddr, name: &str, now_ms: u64) -> Result<(), u64> {
+        match self.wait_ms(address, name, now_ms) {
+            Some(wait_ms) => Err(wait_ms),
+            None => {
+                self.failed(address, name, now_ms);
+                Ok(())
+            }
+        }
     }
 }
 

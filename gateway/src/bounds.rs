@@ -23,7 +23,7 @@ impl Estimate for Bounds {
             if most <= BATCH_MESSAGES_MAX {
                 return most;
             }
-            local.world().clone()
+            local.world_now()
         };
         // Rare, and as much work as a controller's start: not on a thread that others wait for.
         tokio::task::block_in_place(|| compiled(&world, events))

@@ -2,10 +2,12 @@
 //! became of it.
 
 pub mod apply;
+pub mod audit;
 pub mod bus;
 pub mod client;
 pub mod config;
 pub mod context;
+pub mod credential;
 pub mod doctor;
 pub mod explain;
 pub mod get;
@@ -14,6 +16,7 @@ pub mod init;
 pub mod output;
 pub mod plan;
 pub mod registrations;
+pub mod setup;
 pub mod sources;
 pub mod token;
 pub mod transfer;

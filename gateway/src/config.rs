@@ -70,7 +70,7 @@ impl ConfigOption {
 pub fn sections() -> Vec<Section> {
     vec![
         flags::<BusOptions>("bus", "How the bus is reached. Controllers and gateways both use it.", ""),
-        flags::<ControllerOptions>("controller", "For `groupcast controller` and `groupcast serve`.", ""),
+        flags::<ControllerOptions>("controller", "For `groupcast controller` and `groupcast serve`.", "controller_"),
         flags::<RegistrationOptions>(
             "registration",
             "How long the silence of hosts is forgiven, and how many may be silent at once. For `groupcast controller` and `groupcast serve`; \
@@ -110,6 +110,7 @@ fn checked(path: &str, file: File) -> Result<File, Error> {
     let halves = [
         ("bus.tls_certificate", "bus.tls_key", file.bus.tls_certificate.is_some(), file.bus.tls_key.is_some()),
         ("gateway.certificate", "gateway.key", file.gateway.certificate.is_some(), file.gateway.key.is_some()),
+        ("controller.certificate", "controller.key", file.controller.certificate.is_some(), file.controller.key.is_some()),
     ];
     for (one, other, has_one, has_other) in halves {
         let (there, missing) = if has_one { (one, other) } else { (other, one) };
@@ -125,7 +126,8 @@ fn checked(path: &str, file: File) -> Result<File, Error> {
 
 /// What the reference page says about this file.
 pub fn reference() -> String {
-    let about = "Read by `groupcast controller`, `gateway` and `serve` where `--config` or `GROUPCAST_CONFIG` names it. A flag counts before \
+    let about = "Read by `groupcast controller`, `gateway` and `serve`, and by every command that goes to the bus itself, where `--config` or \
+        `GROUPCAST_CONFIG` names it. A flag counts before \
         an environment variable, that before the file. Durations are written as `250ms`, `3s`, `1h 30m`. A key that is not known is an error. \
         `groupcast config check` judges it.";
     settings::reference(NAME, about, &sections())

@@ -1,11 +1,13 @@
 //! `groupcast controller`: starts the actors, shows what they do over HTTP, and hands over when it is told to end.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use clap::Args;
+use groupcast_bus_config::accounts::Role;
 use groupcast_bus_config::settings::optional_duration;
 use groupcast_control::begin::ADVICE;
 use groupcast_control::controller::{Controller, Settings};
@@ -19,8 +21,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::bus::BusOptions;
 use crate::config::{self, ConfigOption};
 use crate::registrations::{self, RegistrationOptions};
+use crate::server::listening;
 use crate::telemetry::TelemetryOptions;
-use crate::{progress, watch};
+use crate::watch::Access;
+use crate::{progress, stores, tls, watch};
 
 /// How often it is checked that all actors answer. One that does not ends the process: whoever runs it starts it again.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
@@ -29,6 +33,9 @@ const START_PAUSE: Duration = Duration::from_secs(1);
 
 /// How often it is said that the bus is blank, until it is not.
 const BLANK_SAID_EVERY: Duration = Duration::from_secs(60);
+
+/// Shortest token that is taken.
+const TOKEN_BYTES_MIN: usize = 16;
 
 /// Where the controller is watched, unless said otherwise.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4280);
@@ -65,17 +72,44 @@ pub struct ControllerOptions {
     /// Follows and serves, but never leads
     #[arg(long, num_args = 0..=1, default_missing_value = "true")]
     pub never_lead: Option<bool>,
+    /// Certificate chain to show, in PEM; read again when it changes
+    #[arg(id = "controller_certificate", long = "controller-certificate", requires = "controller_key")]
+    pub certificate: Option<PathBuf>,
+    /// Key of the certificate, in PEM; read again when it changes
+    #[arg(id = "controller_key", long = "controller-key", requires = "controller_certificate")]
+    pub key: Option<PathBuf>,
+    /// Serve without TLS on an address that others can reach
+    #[arg(id = "controller_allow_plain", long = "controller-allow-plain", num_args = 0..=1, default_missing_value = "true")]
+    pub allow_plain: Option<bool>,
+    /// File with a token that whoever asks for more than /livez and /readyz must show; without it /metrics is open, and others than this machine are not shown /v1
+    #[arg(id = "controller_token_file", long = "controller-token-file", env = "GROUPCAST_CONTROLLER_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 impl ControllerOptions {
     /// What is not said here is taken from there.
     pub fn or(self, other: Self) -> Self {
+        // A certificate belongs to its key: they come from one place.
+        let own = self.certificate.is_some() || self.key.is_some();
+        let (certificate, key) = if own { (self.certificate, self.key) } else { (other.certificate, other.key) };
         Self {
+            certificate,
+            key,
+            allow_plain: self.allow_plain.or(other.allow_plain),
             listen: self.listen.or(other.listen),
             replicas: self.replicas.or(other.replicas),
             lease: self.lease.or(other.lease),
             never_lead: self.never_lead.or(other.never_lead),
+            token_file: self.token_file.or(other.token_file),
         }
+    }
+
+    pub fn listen(&self) -> SocketAddr {
+        self.listen.unwrap_or(LISTEN)
+    }
+
+    pub fn files(&self) -> Option<tls::Files> {
+        self.certificate.clone().zip(self.key.clone()).map(|(certificate, key)| tls::Files { certificate, key })
     }
 }
 
@@ -110,8 +144,42 @@ impl Options {
     }
 }
 
+/// Who may see more than whether the controller is well. As with a gateway, what others can reach has TLS.
+fn access(options: &ControllerOptions) -> anyhow::Result<Access> {
+    let listen = options.listen();
+    if !listen.ip().is_loopback() && options.certificate.is_none() && !options.allow_plain.unwrap_or(false) {
+        anyhow::bail!(
+            "{listen} can be reached by others and there is no certificate: what is shown would be readable on the way; listen on \
+             loopback, give --controller-certificate and --controller-key, or --controller-allow-plain if something in front of it does TLS"
+        );
+    }
+    match &options.token_file {
+        Some(path) => token(path).map(Access::Token),
+        None if listen.ip().is_loopback() => Ok(Access::Everything),
+        None => Ok(Access::Metrics),
+    }
+}
+
+fn token(path: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = text.trim();
+    if text.len() < TOKEN_BYTES_MIN {
+        anyhow::bail!("{} holds fewer than {TOKEN_BYTES_MIN} characters: that can be guessed", path.display());
+    }
+    Ok(text.to_owned())
+}
+
 /// Runs until told to end. Actors need an actix system, everything else runs on the threads of one runtime.
 pub fn run(options: Options, metrics: PrometheusHandle) -> anyhow::Result<()> {
+    run_until(options, metrics, std::future::pending())
+}
+
+/// The same, or until `over` says why it cannot go on.
+pub fn run_until(
+    options: Options,
+    metrics: PrometheusHandle,
+    over: impl Future<Output = anyhow::Error> + 'static,
+) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
     let handle = runtime.handle().clone();
     let mut runtime = Some(runtime);
@@ -120,20 +188,28 @@ pub fn run(options: Options, metrics: PrometheusHandle) -> anyhow::Result<()> {
         Some(runtime) => runtime,
         None => std::process::abort(),
     });
-    system.block_on(serve(options, metrics, handle))
+    system.block_on(serve(options, metrics, handle, over))
 }
 
-async fn serve(options: Options, metrics: PrometheusHandle, runtime: tokio::runtime::Handle) -> anyhow::Result<()> {
+async fn serve(
+    options: Options,
+    metrics: PrometheusHandle,
+    runtime: tokio::runtime::Handle,
+    over: impl Future<Output = anyhow::Error> + 'static,
+) -> anyhow::Result<()> {
+    tokio::pin!(over);
     names::describe();
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let listen = options.controller.listen.unwrap_or(LISTEN);
-    let listener = tokio::net::TcpListener::bind(listen).await;
-    let listener = listener.with_context(|| format!("cannot listen on {listen}"))?;
+    options.bus.check(Role::Controller, SystemTime::now())?;
+    let listen = options.controller.listen();
+    let (access, acceptor) = (access(&options.controller)?, options.controller.files().map(tls::acceptor).transpose()?);
+    let listener = listening(listen).await?;
     let address = listener.local_addr()?;
     let state = watch::State::new(metrics);
-    runtime.spawn(watch::serve(listener, state.clone()));
-    tracing::info!(%address, "serving metrics and health");
+    let secure = acceptor.is_some();
+    runtime.spawn(watch::serve(listener, acceptor, state.clone(), access));
+    tracing::info!(%address, tls = secure, "serving metrics and health");
 
     let settings = options.settings()?;
     let controller = loop {
@@ -147,6 +223,7 @@ async fn serve(options: Options, metrics: PrometheusHandle, runtime: tokio::runt
             },
             _ = terminate.recv() => return Ok(()),
             _ = interrupt.recv() => return Ok(()),
+            why = &mut over => return Err(why),
         }
     };
     state.started(controller.clone());
@@ -154,6 +231,7 @@ async fn serve(options: Options, metrics: PrometheusHandle, runtime: tokio::runt
     runtime.spawn(registrations::serve(settings, controller.clone()));
     tracing::info!(name = %options.name(), "controller started");
     runtime.spawn(say_if_blank(controller.clone()));
+    runtime.spawn(stores::say(options.bus.monitor.clone().unwrap_or_default()));
     let mut alive = tokio::time::interval(ALIVE_EVERY);
     let end = loop {
         tokio::select! {
@@ -164,6 +242,7 @@ async fn serve(options: Options, metrics: PrometheusHandle, runtime: tokio::runt
             },
             _ = terminate.recv() => break Ok(()),
             _ = interrupt.recv() => break Ok(()),
+            why = &mut over => break Err(why),
         }
     };
     tracing::info!("handing over");

@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 
 use groupcast_control::document::Name;
-use groupcast_policy::ids::{GroupId, WorkloadId};
+use groupcast_policy::ids::{GroupId, NetworkId, WorkloadId};
+use groupcast_policy::model::Workload;
 use groupcast_policy::net::Family;
-use groupcast_policy::oracle::{End, Judgement, Reason};
+use groupcast_policy::oracle::{End, Flow, Judgement, Reason};
 use groupcast_policy::packet::{Payload, has_ports};
 use groupcast_policy::rule::Remote;
 use groupcast_policy::text::protocol_number;
@@ -13,6 +14,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::local::Local;
+
+const ECHO_REQUEST_V4: u8 = 8;
+const ECHO_REQUEST_V6: u8 = 128;
 
 /// A group that was asked, in the order in which groups are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -39,8 +43,12 @@ pub struct Side {
     pub path: Vec<Step>,
     /// The latest change among what decided.
     pub change: Option<u64>,
-    /// Whether its host has that change in force; nothing when nobody knows any more.
+    /// Whether its host has that change and enforces it; nothing when nobody knows any more.
     pub enforced: Option<bool>,
+    /// Whether packets pass here, with what the host does at present; nothing when it is not known.
+    pub passes: Option<bool>,
+    /// The same in words.
+    pub happens: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -51,7 +59,10 @@ pub struct Explanation {
     pub source: String,
     pub destination: String,
     pub traffic: String,
+    /// By the policy.
     pub allowed: bool,
+    /// Whether its packets pass, with what the hosts at both ends do at present; nothing when it is not known.
+    pub passes: Option<bool>,
     /// The sender's word, where it is one of ours.
     pub egress: Option<Side>,
     /// The receiver's word, where it is one of ours.
@@ -68,19 +79,58 @@ pub enum Cannot {
     Unknown(String),
     #[error("{0:?} is no traffic: write tcp/5432, udp/53, icmp/8/0, or a protocol such as gre")]
     Traffic(String),
-    #[error("{from} and {to} have no addresses of one family")]
-    Families { from: String, to: String },
+    #[error("{from} and {to} have no addresses of one family that {traffic} could go between")]
+    Families { from: String, to: String, traffic: String },
+    #[error("{address} is an address of {first} and of {second}, which are on different networks: name the workload instead")]
+    Ambiguous { address: IpAddr, first: String, second: String },
 }
 
-fn end(local: &Local, text: &str) -> Result<End, Cannot> {
+/// An end as it was asked for: with an address, that one counts and no other of the workload that has it.
+struct Asked {
+    end: End,
+    address: Option<IpAddr>,
+}
+
+impl Asked {
+    fn addresses(&self, local: &Local) -> Vec<IpAddr> {
+        match (&self.end, self.address) {
+            (_, Some(address)) => vec![address],
+            (End::Address(address), None) => vec![*address],
+            (End::Workload(id), None) => {
+                let entry = local.world().registry.workloads.get(id);
+                entry.into_iter().flat_map(|workload| workload.addresses.iter().map(|prefix| prefix.net().addr())).collect()
+            }
+        }
+    }
+}
+
+fn network_of<'l>(local: &'l Local, text: &str) -> Option<&'l NetworkId> {
+    Some(&local.world().registry.workloads.get(&WorkloadId::new(text).ok()?)?.network)
+}
+
+/// `beside` is the other end, whose network counts where several have the address.
+fn end(local: &Local, text: &str, beside: &str) -> Result<Asked, Cannot> {
+    let workloads = &local.world().registry.workloads;
     if let Ok(address) = text.parse::<IpAddr>() {
         let address = address.to_canonical();
-        let owns = |prefix: &groupcast_policy::net::Prefix| prefix.contains(address);
-        let owner = local.world().registry.workloads.values().find(|workload| workload.addresses.iter().any(owns));
-        return Ok(owner.map_or(End::Address(address), |workload| End::Workload(workload.id.clone())));
+        let owns = |workload: &&Workload| workload.addresses.iter().any(|prefix| prefix.contains(address));
+        let owners: Vec<&Workload> = workloads.values().map(AsRef::as_ref).filter(owns).collect();
+        let near = network_of(local, beside);
+        let owner = owners.iter().find(|owner| Some(&owner.network) == near).or(owners.first());
+        if let (Some(first), Some(second)) =
+            (owner, owners.iter().find(|other| Some(&other.network) != owner.map(|o| &o.network)))
+            && Some(&first.network) != near
+        {
+            return Err(Cannot::Ambiguous { address, first: first.id.to_string(), second: second.id.to_string() });
+        }
+        let end = owner.map_or(End::Address(address), |workload| End::Workload(workload.id.clone()));
+        return Ok(Asked { end, address: Some(address) });
     }
     let id = WorkloadId::new(text).map_err(|_| Cannot::End(text.chars().take(80).collect()))?;
-    if local.world().registry.workloads.contains_key(&id) { Ok(End::Workload(id)) } else { Err(Cannot::Unknown(id.to_string())) }
+    if !workloads.contains_key(&id) {
+        return Err(Cannot::Unknown(id.to_string()));
+    }
+    Ok(Asked { end: End::Workload(id), address: None })
 }
 
 /// `tcp/5432`, `icmp/8/0`, `gre`, `47`.
@@ -91,7 +141,7 @@ pub fn payload(text: &str) -> Result<Payload, Cannot> {
     let numbers: Vec<&str> = parts.collect();
     if name == "icmp" || name == "icmpv6" {
         let byte = |at: usize, default: u8| numbers.get(at).map_or(Ok(default), |n| n.parse().map_err(|_| wrong()));
-        let echo = if name == "icmp" { 8 } else { 128 };
+        let echo = if name == "icmp" { ECHO_REQUEST_V4 } else { ECHO_REQUEST_V6 };
         return if numbers.len() > 2 { Err(wrong()) } else { Ok(Payload::Icmp { kind: byte(0, echo)?, code: byte(1, 0)? }) };
     }
     let protocol = protocol_number(name).ok().filter(|number| *number != 0).ok_or_else(wrong)?;
@@ -112,12 +162,30 @@ fn end_text(end: &End) -> String {
     }
 }
 
+/// The payload as a packet of this family carries it: an echo request that was not given by its number is the family's own. Nothing where
+/// the family has no such thing.
+fn in_family(traffic: &str, payload: Payload, address: IpAddr) -> Option<Payload> {
+    match (traffic, address.is_ipv4()) {
+        ("icmp", false) => Some(Payload::Icmp { kind: ECHO_REQUEST_V6, code: 0 }),
+        (name, true) if name.split('/').next() == Some("icmpv6") => None,
+        _ => Some(payload),
+    }
+}
+
 pub fn explain(local: &Local, from: &str, to: &str, traffic: &str) -> Result<Explanation, Cannot> {
     let payload = payload(traffic)?;
-    let (from, to) = (end(local, from)?, end(local, to)?);
-    let families = || Cannot::Families { from: end_text(&from), to: end_text(&to) };
+    let (from, to) = (end(local, from, to)?, end(local, to, from)?);
+    let families = || Cannot::Families { from: end_text(&from.end), to: end_text(&to.end), traffic: traffic.to_owned() };
     let world = local.world();
-    let flow = world.flow(from.clone(), to.clone(), payload).ok_or_else(families)?;
+    let (sources, destinations) = (from.addresses(local), to.addresses(local));
+    let pairs = sources.iter().flat_map(|source| destinations.iter().map(|destination| (*source, *destination)));
+    let of_one_family = pairs.filter(|(source, destination)| source.is_ipv4() == destination.is_ipv4());
+    let carried =
+        of_one_family.filter_map(|(source, destination)| Some((source, destination, in_family(traffic, payload, source)?)));
+    let (source, destination, payload) =
+        carried.min_by_key(|(source, destination, _)| (*source, *destination)).ok_or_else(families)?;
+    let flow = Flow { from: from.end.clone(), to: to.end.clone(), source, destination, payload };
+    let (from, to) = (from.end, to.end);
     let verdict = world.verdict(&flow);
     let family = if flow.source.is_ipv4() { Family::V4 } else { Family::V6 };
     let traffic = match payload {
@@ -132,6 +200,7 @@ pub fn explain(local: &Local, from: &str, to: &str, traffic: &str) -> Result<Exp
         destination: flow.destination.to_string(),
         traffic,
         allowed: verdict.allowed,
+        passes: None,
         egress: verdict.egress.map(|judgement| side(local, judgement)),
         ingress: verdict.ingress.map(|judgement| side(local, judgement)),
         replies_allowed: world.reply_verdict(&flow).allowed,
@@ -168,6 +237,8 @@ fn side(local: &Local, judgement: Judgement) -> Side {
         path,
         change: changes.into_iter().max().filter(|change| *change > 0),
         enforced: None,
+        passes: None,
+        happens: String::new(),
     }
 }
 

@@ -4,22 +4,16 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use async_nats::Client;
-use async_nats::connection::State;
-use async_nats::jetstream::consumer::DeliverPolicy;
-use futures::{FutureExt, StreamExt};
 use groupcast_bus_config::subjects;
 use groupcast_control::assemble::{Assembler, Piece, Whole};
 use groupcast_control::catalog::{Catalog, Version};
-use groupcast_control::log::{Entry, Log, NoAnswer, in_batch};
+use groupcast_control::feed::{Anew, Delivered, Feed, Health};
+use groupcast_control::log::{Log, NoAnswer, in_batch};
 use groupcast_control::mirror::Origin;
 use tokio::sync::{broadcast, watch};
 
 use crate::local::{CHANGES_MAX, Changed, Entered, Local, changes_of};
 
-/// Messages taken at once while more are there.
-const DRAIN_MAX: usize = 1_024;
-/// How often it is checked that the stream is still the one that is followed.
-const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// Pause before following begins anew.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Changes that wait for a slow watcher before it is cut off.
@@ -31,11 +25,14 @@ pub struct Followed {
     /// The last sequence read of CATALOG and REGISTRY.
     through: watch::Sender<(u64, u64)>,
     changes: broadcast::Sender<Arc<Changed>>,
+    healths: [(Origin, Health); 2],
 }
 
 impl Default for Followed {
     fn default() -> Self {
-        Self { local: RwLock::default(), through: watch::channel((0, 0)).0, changes: broadcast::channel(WATCH_BEHIND_MAX).0 }
+        let (local, through, changes) = (RwLock::default(), watch::channel((0, 0)).0, broadcast::channel(WATCH_BEHIND_MAX).0);
+        let healths = [Origin::Catalog, Origin::Registry].map(|origin| (origin, Health::default()));
+        Self { local, through, changes, healths }
     }
 }
 
@@ -43,11 +40,12 @@ impl Followed {
     /// Begins to follow; ends with the runtime.
     pub fn start(client: &Client) -> Arc<Self> {
         let followed = Arc::new(Self::default());
-        for origin in [Origin::Catalog, Origin::Registry] {
-            let reader = Reader { origin, client: client.clone(), followed: followed.clone() };
+        for (origin, health) in followed.healths.clone() {
+            let reader = Reader { origin, client: client.clone(), followed: followed.clone(), health: health.clone() };
             tokio::spawn(async move {
                 loop {
-                    let why = reader.run().await.unwrap_or_else(|error| error.to_string());
+                    let why = reader.run().await.map_or_else(|error| error.to_string(), |why| why.to_string());
+                    health.is_lost(&why);
                     tracing::warn!(stream = origin.as_str(), %why, "following begins anew");
                     metrics::counter!("groupcast_follow_restarts_total", "stream" => origin.as_str()).increment(1);
                     tokio::time::sleep(RETRY_PAUSE).await;
@@ -55,6 +53,17 @@ impl Followed {
             });
         }
         followed
+    }
+
+    /// A stream that is not followed to its head, since when and why: what is known of it here may be old.
+    pub fn lost(&self) -> Option<String> {
+        self.healths.iter().find_map(|(origin, health)| health.lost().map(|lost| lost.said_of(origin.as_str())))
+    }
+
+    /// When the CATALOG was made that is followed: its numbers are of that stream alone.
+    pub fn catalog_stream(&self) -> watch::Receiver<String> {
+        let [(_, catalog), _] = &self.healths;
+        catalog.streams()
     }
 
     /// Never held across a wait.
@@ -99,6 +108,7 @@ struct Reader {
     origin: Origin,
     client: Client,
     followed: Arc<Followed>,
+    health: Health,
 }
 
 impl Reader {
@@ -110,69 +120,32 @@ impl Reader {
     }
 
     /// Ends with why everything has to be read again.
-    async fn run(&self) -> Result<String, NoAnswer> {
+    async fn run(&self) -> Result<Anew, NoAnswer> {
         let (log, filter) = self.source();
-        let last = log.last(filter).await?.map_or(0, |entry| entry.sequence);
+        let (mut feed, last) = Feed::begin(log.clone(), filter, self.health.clone()).await?;
         let mut assembler = Assembler::new(last);
-        let mut messages = log.follow(filter, DeliverPolicy::LastPerSubject).await?;
         if let Some(whole) = assembler.begin() {
             self.take(&log, whole).await?;
         }
-        let mut check = tokio::time::interval(CHECK_EVERY);
-        let mut seen = 0;
         loop {
-            let first = tokio::select! {
-                message = messages.next() => message,
-                _ = check.tick() => match self.is_another(&log, filter, seen).await {
-                    true => return Ok("the stream is another one".to_owned()),
-                    false => continue,
-                }
+            let messages = match feed.next().await {
+                Ok(messages) => messages,
+                Err(why) => return Ok(why),
             };
-            let (mut next, mut taken) = (Some(first), 0);
-            while let Some(message) = next.take() {
-                let message = match message {
-                    Some(Ok(message)) => message,
-                    Some(Err(error)) => return Ok(error.to_string()),
-                    None => return Ok("the consumer ended".to_owned()),
-                };
-                let Some(piece) = self.piece(message) else { return Ok("a message without its sequence".to_owned()) };
-                seen = piece.sequence;
-                if let Some(whole) = assembler.push(piece) {
+            for message in messages {
+                if let Some(whole) = assembler.push(self.piece(&message)) {
                     self.take(&log, whole).await?;
                 }
-                taken += 1;
-                if taken < DRAIN_MAX {
-                    next = messages.next().now_or_never();
-                }
             }
         }
     }
 
-    /// A stream that was made anew ends far before what was seen of it. The newest messages of REGISTRY may have expired.
-    async fn is_another(&self, log: &Log, filter: &str, seen: u64) -> bool {
-        if self.client.connection_state() != State::Connected {
-            return false;
-        }
-        let Ok(last) = log.last(filter).await else { return false };
-        let last = last.map_or(0, |entry| entry.sequence);
-        let expired = self.origin == Origin::Registry && last > 0 && seen.saturating_sub(last) < DRAIN_MAX as u64;
-        last < seen && !expired && log.at(seen).await.is_ok_and(|entry| entry.is_none())
-    }
-
-    fn piece(&self, message: async_nats::jetstream::Message) -> Option<Piece<Read>> {
-        let info = message.info().ok()?;
-        let (sequence, pending, at) = (info.stream_sequence, info.pending, info.published.into());
-        let message = message.message;
-        let batch = message.headers.as_ref().and_then(in_batch);
-        let subject = message.subject.to_string();
+    fn piece(&self, Delivered { entry, pending }: &Delivered) -> Piece<Read> {
         let content = match self.origin {
-            Origin::Catalog => {
-                let headers = message.headers.unwrap_or_default();
-                Read::Catalog(Version::of(&Entry { subject, sequence, headers, payload: message.payload, at }))
-            }
-            Origin::Registry => Read::Registry(Entered::read(&subject, sequence, &message.payload)),
+            Origin::Catalog => Read::Catalog(Version::of(entry)),
+            Origin::Registry => Read::Registry(Entered::read(&entry.subject, &entry.payload)),
         };
-        Some(Piece { sequence, pending, batch, content })
+        Piece { sequence: entry.sequence, pending: *pending, batch: in_batch(&entry.headers), content }
     }
 
     async fn take(&self, log: &Log, whole: Whole<Read>) -> Result<(), NoAnswer> {

@@ -2,23 +2,26 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
-use anyhow::Context;
 use clap::Args;
 use groupcast_bus_config::accounts::Role;
+use groupcast_bus_config::alive::Login;
 use groupcast_bus_config::connect;
-use groupcast_bus_config::credentials::HostSigner;
+use groupcast_bus_config::credentials::{HOST_LIFE, HostSigner};
+use groupcast_bus_config::settings::optional_duration;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Deserialize;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::api::{self, App, Shared};
 use crate::bus::BusOptions;
 use crate::config::{self, ConfigOption};
+use crate::doors::{Doors, Proxies};
+use crate::expiry::Expiring;
 use crate::telemetry::{self, TelemetryOptions};
-use crate::{server, tls};
+use crate::{server, stores, tls};
 
 /// Where the API is served, unless said otherwise.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4270);
@@ -56,6 +59,16 @@ pub struct GatewayOptions {
     /// Signs the credentials of hosts that join with a token; made with `groupcast host signer`. Without it none can
     #[arg(id = "api_host_signer", long = "host-signer", env = "GROUPCAST_HOST_SIGNER")]
     pub host_signer: Option<PathBuf>,
+    /// How long the credential of a host that joins lives; its agent renews it when two thirds have passed [default: 30days]
+    #[arg(id = "api_credential_life", long = "credential-life", value_parser = humantime::parse_duration)]
+    #[serde(deserialize_with = "optional_duration")]
+    pub credential_life: Option<Duration>,
+    /// Proxies and balancers, as addresses or prefixes: what they say in X-Forwarded-For is where a request comes from
+    #[arg(id = "api_trusted_proxies", long = "trusted-proxy", value_name = "PREFIX")]
+    pub trusted_proxies: Option<Vec<String>>,
+    /// Names, besides localhost, under which a gateway on loopback is reached, such as by a proxy beside it
+    #[arg(id = "api_hosts", long = "api-host", value_name = "NAME")]
+    pub hosts: Option<Vec<String>>,
 }
 
 impl GatewayOptions {
@@ -71,6 +84,9 @@ impl GatewayOptions {
             allow_plain: self.allow_plain.or(other.allow_plain),
             credentials: self.credentials.or(other.credentials),
             host_signer: self.host_signer.or(other.host_signer),
+            credential_life: self.credential_life.or(other.credential_life),
+            trusted_proxies: self.trusted_proxies.or(other.trusted_proxies),
+            hosts: self.hosts.or(other.hosts),
         }
     }
 
@@ -123,25 +139,46 @@ impl Gateway {
             );
         }
         let acceptor = files.map(tls::acceptor).transpose()?;
-        let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+        let proxies = Proxies::read(options.gateway.trusted_proxies.as_deref().unwrap_or_default())?;
+        let listener = server::listening(address).await?;
         let address = listener.local_addr()?;
         let mut bus = options.bus.clone();
-        bus.credentials = options.gateway.credentials.clone().or(bus.credentials);
+        if let Some(own) = &options.gateway.credentials {
+            // The name that is said is the one of the other credential.
+            (bus.credentials, bus.name) = (Some(own.clone()), None);
+        }
+        bus.check(Role::Gateway, SystemTime::now())?;
+        let (held, monitors) = (bus.credentials.clone(), bus.monitor.clone().unwrap_or_default());
+        tokio::spawn(stores::say(monitors.clone()));
         let mut bus = bus_options(&bus);
         bus.in_background = true;
         let (client, mut events) = connect::connect(bus).await?;
+        let guard = events.guard(&client);
+        let login = Login::default();
+        let heard = login.clone();
         tokio::spawn(async move {
+            let _guard = guard;
             while let Some(event) = events.next().await {
+                heard.heard(&event);
                 if let connect::Event::Denied(reason) = event {
                     tracing::error!(%reason, "the bus denies something a gateway needs: is this a gateway's credential?");
                 }
             }
         });
+        let expiring = (options.gateway.certificate.clone().map(Expiring::Certificate).into_iter())
+            .chain(held.map(Expiring::Credential))
+            .collect();
         let host_signer = options.gateway.host_signer.as_deref().map(HostSigner::load).transpose()?;
-        let app = Shared::start(client, metrics, host_signer);
+        let life = options.gateway.credential_life.unwrap_or(HOST_LIFE);
+        let host_signer = host_signer.map(|signer| signer.living(life)).transpose()?;
+        let app = Shared::start(client, metrics, host_signer, proxies.clone());
+        let _ = app.expiring.set(expiring); // nobody else does
+        let _ = app.monitors.set(monitors);
+        let _ = app.login.set(login);
+        let doors = Doors { loopback: address.ip().is_loopback(), names: options.gateway.hosts.clone().unwrap_or_default() };
         let (end, ended) = watch::channel(false);
         let secure = acceptor.is_some();
-        let served = tokio::spawn(server::serve(listener, acceptor, api::routes_of(app.clone()), ended));
+        let served = tokio::spawn(server::serve(listener, acceptor, api::routes_of(app.clone(), doors), proxies, ended));
         tracing::info!(%address, tls = secure, "serving the API");
         Ok(Self { address, app, end, served })
     }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use groupcast_bus_config::subjects::{CatalogKind, RegistryKey, parse_registry};
 use groupcast_control::catalog::Version;
@@ -57,25 +57,27 @@ pub struct Entered {
 }
 
 impl Entered {
-    pub fn read(subject: &str, revision: u64, payload: &[u8]) -> Self {
+    pub fn read(subject: &str, payload: &[u8]) -> Self {
         let host = match parse_registry(subject) {
             // An entry that cannot be read is no host that can be shown.
             Some(RegistryKey::Host(host)) => Some((host, decode_record(payload).ok())),
             _ => None,
         };
-        Self { item: Item::registry(subject, revision, payload), host }
+        Self { item: Item::registry(subject, payload), host }
     }
 }
 
 #[derive(Debug, Default)]
 pub struct Local {
     mirror: Mirror,
-    world: World,
+    world: Arc<World>,
     kept: BTreeMap<Name, Kept>,
     tokens: BTreeMap<String, Arc<Token>>,
-    confirms: BTreeMap<Name, Duration>,
+    confirms: BTreeMap<Name, confirm::Held>,
     hosts: BTreeMap<HostId, HostEntry>,
     changes: VecDeque<Arc<Changed>>,
+    /// From this number on every change is remembered.
+    changes_from: u64,
     refused: BTreeSet<String>,
     catalog: Option<u64>,
     registry: Option<u64>,
@@ -85,6 +87,16 @@ pub struct Local {
 impl Local {
     pub fn world(&self) -> &World {
         &self.world
+    }
+
+    /// As it is now, shared: what comes later leaves it as it is.
+    pub fn world_now(&self) -> Arc<World> {
+        self.world.clone()
+    }
+
+    /// Copies only what somebody still looks at.
+    fn world_mut(&mut self) -> &mut World {
+        Arc::make_mut(&mut self.world)
     }
 
     pub fn kept(&self, name: &Name) -> Option<&Kept> {
@@ -105,8 +117,8 @@ impl Local {
     }
 
     /// Changes that are taken back unless they are confirmed: what says so, and the version it is.
-    pub fn confirms(&self) -> impl Iterator<Item = (&Name, Duration, &Kept)> {
-        self.confirms.iter().filter_map(|(name, within)| Some((name, *within, self.kept.get(name)?)))
+    pub fn confirms(&self) -> impl Iterator<Item = (&Name, &confirm::Held, &Kept)> {
+        self.confirms.iter().filter_map(|(name, held)| Some((name, held, self.kept.get(name)?)))
     }
 
     pub fn hosts(&self) -> &BTreeMap<HostId, HostEntry> {
@@ -116,6 +128,11 @@ impl Local {
     /// Oldest first.
     pub fn changes(&self) -> impl DoubleEndedIterator<Item = &Arc<Changed>> {
         self.changes.iter()
+    }
+
+    /// Whether every change after this number is remembered here. One that this bus has not written yet is of another.
+    pub fn remembers_after(&self, number: u64) -> bool {
+        number.saturating_add(1) >= self.changes_from && number <= self.catalog.unwrap_or(0)
     }
 
     pub fn change(&self, number: u64) -> Option<&Arc<Changed>> {
@@ -166,6 +183,8 @@ impl Local {
             let gone: Vec<Name> = self.kept.keys().filter(|name| !there.contains(name)).cloned().collect();
             gone.iter().for_each(|name| self.remove(name));
             self.refused.clear();
+            // The stream may be another one, and its numbers too: those of the past are read with it.
+            self.changes.clear();
             self.begun = false;
         }
         let changes: Vec<Arc<Changed>> = changes_of(&versions).into_iter().map(Arc::new).collect();
@@ -173,6 +192,15 @@ impl Local {
         for version in versions {
             let change = version.record().and_then(|record| ends.get(record).copied()).unwrap_or(version.revision);
             self.take(version, change);
+        }
+        if everything {
+            // What was read before counts only if nothing lies between it and what is read again.
+            let again = through.saturating_sub(CHANGES_MAX as u64).max(1);
+            let joined = self.catalog.is_some_and(|before| before.saturating_add(1) >= again && before <= through);
+            if !joined {
+                self.changes.clear();
+                self.changes_from = again;
+            }
         }
         self.catalog = Some(through);
         if !everything {
@@ -190,7 +218,9 @@ impl Local {
             }
         }
         let over = self.changes.len().saturating_sub(CHANGES_MAX);
-        self.changes.drain(..over);
+        if let Some(last) = self.changes.drain(..over).next_back() {
+            self.changes_from = self.changes_from.max(last.number + 1);
+        }
     }
 
     fn take(&mut self, version: Version, change: u64) {
@@ -208,8 +238,8 @@ impl Local {
             }
         };
         match document {
-            Document::Group(group) => self.world.apply(&Event::Group { revision, group }),
-            Document::Template(template) => self.world.apply(&Event::Template { revision, template }),
+            Document::Group(group) => self.world_mut().apply(&Event::Group { revision, group }),
+            Document::Template(template) => self.world_mut().apply(&Event::Template { revision, template }),
             Document::Other { body, .. } if name.kind == CatalogKind::Token => match Token::read(&name, &body) {
                 Ok(token) => {
                     self.tokens.insert(name.id().to_owned(), Arc::new(token));
@@ -221,7 +251,7 @@ impl Local {
                 }
             },
             Document::Other { body, .. } if name.kind == CatalogKind::Confirm => {
-                self.confirms.insert(name.clone(), confirm::within(&body));
+                self.confirms.insert(name.clone(), confirm::read(&body));
             }
             Document::Other { .. } => {}
         }
@@ -231,8 +261,8 @@ impl Local {
     fn remove(&mut self, name: &Name) {
         self.kept.remove(name);
         match (name.kind, name.id().parse(), name.id().parse()) {
-            (CatalogKind::Group, Ok(id), _) => self.world.apply(&Event::GroupRemoved(id)),
-            (CatalogKind::Template, _, Ok(id)) => self.world.apply(&Event::TemplateRemoved(id)),
+            (CatalogKind::Group, Ok(id), _) => self.world_mut().apply(&Event::GroupRemoved(id)),
+            (CatalogKind::Template, _, Ok(id)) => self.world_mut().apply(&Event::TemplateRemoved(id)),
             (CatalogKind::Token, ..) => {
                 self.tokens.remove(name.id());
             }
@@ -262,7 +292,8 @@ impl Local {
         }
         let events =
             if everything { self.mirror.load(Origin::Registry, items) } else { self.mirror.apply(Origin::Registry, items) };
-        events.iter().for_each(|event| self.world.apply(event));
+        let world = self.world_mut();
+        events.iter().for_each(|event| world.apply(event));
         self.registry = Some(through);
     }
 }
@@ -315,6 +346,22 @@ mod tests {
     use groupcast_policy::model::Group;
     use proptest::prelude::*;
 
+    /// After a restart a watcher was shown a part of what it had missed, without a word.
+    #[test]
+    fn it_is_known_from_where_on_all_changes_are_remembered() {
+        let (mut local, max) = (Local::default(), CHANGES_MAX as u64);
+        assert!(!local.remembers_after(1), "nothing was read yet");
+        local.catalog(Vec::new(), 5 * max, true);
+        assert!(local.remembers_after(4 * max - 1) && !local.remembers_after(4 * max - 2), "as far back as is read");
+        assert!(local.remembers_after(5 * max) && !local.remembers_after(5 * max + 1), "not what this bus has not written");
+        local.catalog(Vec::new(), 5 * max + 10, true);
+        assert!(local.remembers_after(4 * max - 1), "what was remembered before still is");
+        local.catalog(Vec::new(), 9 * max, true);
+        assert!(local.remembers_after(8 * max - 1) && !local.remembers_after(8 * max - 2), "something lies between");
+        local.catalog(Vec::new(), 10, true);
+        assert!(local.remembers_after(0) && !local.remembers_after(9 * max), "another bus");
+    }
+
     fn version(id: &str, text: Option<&str>, sequence: u64, record: Option<&str>) -> Version {
         let name = Name::new(CatalogKind::Group, id).unwrap();
         let group = |text: &str| Group { name: text.to_owned(), ..Group::new(id.parse().unwrap()) };
@@ -334,7 +381,7 @@ mod tests {
 
     fn led(key: &str, documents: u64, sequence: u64) -> Version {
         let (author, reason, content) = ("ann".to_owned(), String::new(), String::new());
-        let record = Record { author, reason, key: key.to_owned(), documents, content };
+        let record = Record { author, reason, key: key.to_owned(), documents, content, promised: None };
         read(&Name::new(CatalogKind::Change, &record_id(key)).unwrap(), encode_record(&record), sequence, None)
     }
 

@@ -4,7 +4,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use groupcast_gateway::cli::context::Connection;
 use groupcast_gateway::cli::{
-    self, Failure, apply, bus, config, context, doctor, explain, get, host, init, plan, registrations, sources, token, wait,
+    self, Failure, apply, audit, bus, config, context, credential, doctor, explain, get, host, init, plan, registrations, setup,
+    sources, token, wait,
 };
 use groupcast_gateway::telemetry::{self, LogFormat, TelemetryOptions};
 use groupcast_gateway::{controller, demo, gateway, serve, transfer};
@@ -60,6 +61,8 @@ enum Command {
     Wait(wait::Options),
     /// Keeps a change that was applied with --confirm.
     Confirm(apply::ConfirmOptions),
+    /// Shows who wrote which version of a document, when, and what it changed.
+    Audit(audit::Options),
     /// Takes a change back, with a new one.
     Undo(apply::UndoOptions),
     /// Deletes a document.
@@ -74,6 +77,9 @@ enum Command {
     /// Hosts: what they are granted, and the credentials with which their agents reach the bus.
     #[command(subcommand)]
     Host(host::Command),
+    /// Credentials with which controllers, gateways and others reach the bus.
+    #[command(subcommand)]
+    Credential(credential::Command),
     /// Where groups come from besides gateways.
     #[command(subcommand)]
     Sources(sources::Command),
@@ -88,7 +94,7 @@ enum Command {
     /// Gateways by name.
     #[command(subcommand)]
     Context(context::Command),
-    /// What goes over the bus.
+    /// The bus: setting it up, what goes over it, and a store that nobody can lead with.
     #[command(subcommand)]
     Bus(bus::Command),
     /// Prints completions for a shell.
@@ -127,6 +133,8 @@ fn run(Arguments { command, connection, log }: Arguments) -> cli::Result {
         }
         // A story is told in its own words.
         Command::Up(options) if options.demo.demo => {}
+        // What the bus refuses is said in its own words.
+        Command::Config(_) => usual = "warn,async_nats=off",
         Command::Up(_) | Command::Export(_) | Command::Import(_) => usual = "info",
         _ => {}
     }
@@ -153,6 +161,7 @@ fn run(Arguments { command, connection, log }: Arguments) -> cli::Result {
             Command::Explain(options) => explain::explain(&connection, options).await,
             Command::Wait(options) => wait::wait(&connection, options).await,
             Command::Confirm(options) => apply::confirm(&connection, options).await,
+            Command::Audit(options) => audit::audit(&connection, options).await,
             Command::Undo(options) => apply::undo(&connection, options).await,
             Command::Delete(options) => apply::delete(&connection, options).await,
             Command::Export(options) => cli::transfer::export(&connection, options).await,
@@ -163,8 +172,13 @@ fn run(Arguments { command, connection, log }: Arguments) -> cli::Result {
             Command::Registrations(command) => registrations::run(&connection, command).await,
             Command::Doctor(options) => doctor::doctor(&connection, options).await,
             Command::Context(command) => context::run(command),
-            Command::Config(command) => config::run(command),
+            Command::Config(command) => config::run(command).await,
+            Command::Bus(bus::Command::Init(options)) => setup::init(options),
+            Command::Bus(bus::Command::Add(options)) => setup::add(options),
+            Command::Bus(bus::Command::Renew(options)) => setup::renew(options),
+            Command::Credential(command) => credential::run(command).await,
             Command::Bus(bus::Command::Tap(options)) => bus::tap(options).await,
+            Command::Bus(bus::Command::RepairTerm(options)) => bus::repair_term(options).await,
             Command::Completions { shell } => {
                 let mut text = Vec::new();
                 clap_complete::generate(shell, &mut Arguments::command(), "groupcast", &mut text);

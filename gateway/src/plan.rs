@@ -2,13 +2,14 @@
 
 use data_encoding::HEXLOWER;
 use groupcast_control::change::{Body, Write};
-use groupcast_policy::meaning::{Statement, meaning};
+use groupcast_control::document::Document;
+use groupcast_policy::meaning::{Budget, Exceeded, Statement, meaning};
 use groupcast_policy::model::Event;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
-use crate::local::Local;
+use crate::basis::{Basis, Now};
 use crate::problem::Item;
 use crate::submit;
 
@@ -100,19 +101,45 @@ pub struct Plan {
     pub summary: String,
 }
 
-pub fn plan(local: &Local, writes: &[Write]) -> Plan {
+/// Rules, bindings and members of one change that are planned: known before anything is computed.
+pub const ITEMS_MAX: usize = 500_000;
+
+/// Why there is no plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoPlan {
+    #[error("{items} rules, bindings and members are too many for one plan, at most {ITEMS_MAX} are taken: split the change")]
+    TooMany { items: usize },
+    #[error(transparent)]
+    TooComplex(#[from] Exceeded),
+}
+
+/// How much there is to plan.
+pub fn items(writes: &[Write]) -> usize {
+    let of = |write: &Write| match &write.body {
+        Body::Put(Document::Group(group)) => group.rules.len() + group.bindings.len() + group.members.len(),
+        _ => 1,
+    };
+    writes.iter().map(of).fold(0, usize::saturating_add)
+}
+
+/// Takes as long as the change is involved; `goes_on` is asked now and then, and ends it.
+pub fn plan(basis: &Basis, writes: &[Write], goes_on: &dyn Fn() -> bool) -> Result<Plan, NoPlan> {
+    let items = items(writes);
+    if items > ITEMS_MAX {
+        return Err(NoPlan::TooMany { items });
+    }
     let events: Vec<Event> = writes.iter().filter_map(Write::event).collect();
-    let mut after = local.world().clone();
+    let mut after = (*basis.world).clone();
     events.iter().for_each(|event| after.apply(event));
-    let meaning = meaning(local.world(), &after);
-    let documents: Vec<PlannedDocument> = writes.iter().map(|write| planned(local, write)).collect();
+    let meaning = meaning(&basis.world, &after, &mut Budget::new(goes_on))?;
+    let documents: Vec<PlannedDocument> = basis.of_each(writes).map(|(write, now)| planned(write, now)).collect();
     let names = |list: &mut dyn Iterator<Item = String>| list.take(NAMES_MAX).collect::<Vec<_>>();
     let flows = |list: &[Statement]| list.iter().take(STATEMENTS_MAX).map(Flows::of).collect::<Vec<_>>();
     let mut plan = Plan {
         format_version: "1".to_owned(),
         plan: String::new(),
-        catalog: local.through().0,
-        registry: local.through().1,
+        catalog: basis.through.0,
+        registry: basis.through.1,
         documents,
         gained: flows(&meaning.gained),
         gained_total: meaning.gained.len(),
@@ -123,23 +150,22 @@ pub fn plan(local: &Local, writes: &[Write]) -> Plan {
         workloads_total: meaning.workloads.len(),
         hosts: names(&mut meaning.hosts.iter().map(ToString::to_string)),
         hosts_total: meaning.hosts.len(),
-        warnings: submit::warnings(local, &events),
+        warnings: submit::warnings(&basis.world, &events),
         summary: String::new(),
     };
     plan.summary = summary(&plan);
     plan.plan = name(&plan, writes);
-    plan
+    Ok(plan)
 }
 
-fn planned(local: &Local, write: &Write) -> PlannedDocument {
-    let now = local.document(&write.name);
-    let action = match (&write.body, &now) {
+fn planned(write: &Write, now: &Now) -> PlannedDocument {
+    let action = match (&write.body, &now.document) {
         (Body::Delete, _) => Action::Delete,
         (Body::Put(next), Some(now)) if next == now => Action::Unchanged,
         (Body::Put(_), Some(_)) => Action::Update,
         (Body::Put(_), None) => Action::Create,
     };
-    let revision = local.kept(&write.name).map(|kept| kept.revision);
+    let revision = now.kept.as_ref().map(|kept| kept.revision);
     PlannedDocument { kind: write.name.kind.as_str().to_owned(), id: write.name.id().to_owned(), action, revision }
 }
 

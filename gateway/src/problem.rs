@@ -7,11 +7,16 @@ use axum::response::{IntoResponse, Response};
 use groupcast_control::catalog;
 use groupcast_control::change::Invalid;
 use groupcast_control::log::NoAnswer;
+use groupcast_policy::meaning::Exceeded;
 use groupcast_policy::written;
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::{self, RefOr};
 use utoipa::{IntoResponses, ToSchema};
 
+use crate::{heavy, plan};
+
+/// The kind of what a gateway answers that has not read the streams: whatever was asked, nothing was done about it.
+pub const STILL_READING: &str = "reading";
 pub const CONTENT_TYPE: &str = "application/problem+json";
 
 /// One thing that is wrong.
@@ -93,6 +98,11 @@ impl Problem {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).retry_after(1)
     }
 
+    /// Nothing was done, and will be when the streams are read.
+    pub fn reading(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, STILL_READING, detail).retry_after(1)
+    }
+
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after = Some(seconds);
         self
@@ -138,6 +148,16 @@ impl IntoResponse for Problem {
     }
 }
 
+impl From<plan::NoPlan> for Problem {
+    fn from(error: plan::NoPlan) -> Self {
+        match error {
+            plan::NoPlan::TooMany { .. } => Self::too_large(error.to_string()),
+            plan::NoPlan::TooComplex(Exceeded::Stopped) => heavy::too_long(),
+            plan::NoPlan::TooComplex(_) => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "too-complex", error.to_string()),
+        }
+    }
+}
+
 impl From<NoAnswer> for Problem {
     fn from(error: NoAnswer) -> Self {
         Self::unavailable(error.to_string())
@@ -171,7 +191,7 @@ impl From<catalog::Error> for Problem {
             }
             Error::KeyReused { .. } => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "key-reused", detail),
             Error::UnknownChange(_) => Self::not_found(detail),
-            Error::TooOld { .. } | Error::Unreadable(_) => Self::conflict(detail),
+            Error::TooOld { .. } | Error::Unreadable(_) | Error::Forgotten { .. } => Self::conflict(detail),
             // Nobody answers, or the bus is busy.
             _ => Self::unavailable(detail),
         }
@@ -233,7 +253,7 @@ impl IntoResponses for Writing {
             (409, "It contradicts what else exists, or belongs to a source"),
             (412, "Somebody has changed it meanwhile, or the plan is stale; the problem says who and when"),
             (413, "Too large"),
-            (422, "The Idempotency-Key was used for another change"),
+            (422, "The Idempotency-Key was used for another change, or it takes too much to say what the change would mean"),
             (502, "The bus refused it"),
             (504, "It is not known whether it was written: repeat it with the same Idempotency-Key"),
         ]));

@@ -12,8 +12,8 @@ use groupcast_control::progress as control;
 use groupcast_messages::HostState;
 use groupcast_policy::ids::HostId;
 use serde::{Deserialize, Serialize};
-use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
@@ -37,7 +37,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Behind {
     pub host: String,
-    /// `waiting`, `unreachable`, `failing`, `frozen`, `bypassed` or `lockdown`.
+    /// `waiting`, `unreachable`, `error`, `frozen`, `bypassed`, `lockdown`, `auditing`, `auditing-some` or `dry-run`; an agent of a newer
+    /// version may say more.
     pub state: String,
     /// In words.
     pub why: String,
@@ -48,6 +49,31 @@ impl Behind {
     pub fn failed(&self) -> bool {
         ["failing", "error"].contains(&self.state.as_str())
     }
+
+    /// Waiting does not help: somebody has to do something there.
+    pub fn is_held(&self) -> bool {
+        !["waiting", "unreachable"].contains(&self.state.as_str())
+    }
+
+    /// What its state means for the policy, and what to do about it.
+    pub fn advice(&self) -> &'static str {
+        match self.state.as_str() {
+            "waiting" => "it was told, and goes on by itself",
+            "unreachable" => "nothing was heard of it since; it gets the change when it is back",
+            "failing" | "error" => "it keeps the last good policy; see `groupcast-agent status` there",
+            "frozen" => "it takes no changes until `groupcast-agent resume REASON` there",
+            "bypassed" => "everything passes there until `groupcast-agent resume REASON` there",
+            "lockdown" => "nothing claimed passes there until `groupcast-agent resume REASON` there",
+            "auditing" => {
+                "what is denied passes there, logged, until `groupcast-agent resume REASON`, or `audit` leaves its agent.toml"
+            }
+            "auditing-some" => {
+                "what is denied to these workloads passes, logged, until `groupcast-agent workload audit WORKLOAD off` there"
+            }
+            "dry-run" => "its agent touches no kernel: run it without --dry-run",
+            _ => "its agent is newer than this side: see `groupcast-agent status` there",
+        }
+    }
 }
 
 /// How far a change is.
@@ -56,7 +82,7 @@ pub struct Progress {
     pub change: u64,
     /// Hosts it concerns.
     pub span: u32,
-    /// Hosts that have it in force.
+    /// Hosts that have it and enforce it.
     pub enforced: u32,
     pub done: bool,
     /// Milliseconds from its publication until so many hosts had it in force.
@@ -64,23 +90,22 @@ pub struct Progress {
     pub p50_ms: Option<u32>,
     pub p99_ms: Option<u32>,
     pub last_ms: Option<u32>,
-    /// Up to 100 hosts that have not.
+    /// Up to 100 hosts that have it not, or have it and do something else with it.
     pub behind: Vec<Behind>,
 }
 
 impl From<&control::Progress> for Progress {
     fn from(progress: &control::Progress) -> Self {
-        let named = |(host, why): &(HostId, control::Why)| {
-            let why = why.to_string();
-            // A reason follows the name of the state after a colon.
-            let state = why.split(':').next().unwrap_or_default().to_owned();
-            Behind { host: host.to_string(), state, why }
+        let named = |(host, why): &(HostId, control::Why)| Behind {
+            host: host.to_string(),
+            state: why.name().to_owned(),
+            why: why.to_string(),
         };
         let summary = &progress.summary;
         Self {
             change: progress.change,
             span: progress.span,
-            enforced: summary.enforced,
+            enforced: progress.enforced(),
             done: progress.is_done(),
             first_ms: summary.first_ms,
             p50_ms: summary.p50_ms,
@@ -94,30 +119,36 @@ impl From<&control::Progress> for Progress {
 /// What a host does, as it says itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostStanding {
-    /// `enforcing`, `failing`, `frozen`, `bypassed`, `lockdown` or `auditing`; an agent of a newer version may say more.
+    /// `enforcing`, `failing`, `frozen`, `bypassed`, `lockdown`, `auditing`, `auditing-some` or `dry-run`; an agent of a newer version may
+    /// say more.
     pub state: String,
     /// Why, where it is not enforcing.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// Workloads of which it lets pass what is denied, as many as it names, ...
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub audited: Vec<String>,
+    /// ... and how many there are.
+    #[serde(default)]
+    pub audited_total: u32,
     /// Milliseconds since it was last heard of.
     pub heard_ms_ago: u64,
     /// Something is published that it has not in force.
     pub behind: bool,
+    /// For how many milliseconds at least.
+    #[serde(default)]
+    pub behind_ms: u64,
 }
 
 impl From<&Standing> for HostStanding {
     fn from(standing: &Standing) -> Self {
-        let (state, reason) = match &standing.state {
-            HostState::Enforcing => ("enforcing", ""),
-            HostState::Failing { reason } => ("failing", &**reason),
-            HostState::Frozen { reason } => ("frozen", &**reason),
-            HostState::Bypassed { reason } => ("bypassed", &**reason),
-            HostState::Lockdown { reason } => ("lockdown", &**reason),
-            HostState::Auditing { reason } => ("auditing", &**reason),
-            HostState::Other(state) => (&**state, ""),
+        let (state, reason) = (standing.state.name().to_owned(), standing.state.reason().to_owned());
+        let (audited, audited_total) = match &standing.state {
+            HostState::AuditingSome { workloads, total, .. } => (workloads.iter().map(ToString::to_string).collect(), *total),
+            _ => (Vec::new(), 0),
         };
-        let (state, reason) = (state.to_owned(), reason.to_owned());
-        Self { state, reason, heard_ms_ago: standing.heard_ms_ago, behind: standing.is_behind }
+        let Standing { heard_ms_ago, is_behind: behind, behind_ms, .. } = *standing;
+        Self { state, reason, audited, audited_total, heard_ms_ago, behind, behind_ms }
     }
 }
 
@@ -125,8 +156,15 @@ impl From<&Standing> for HostStanding {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Ask {
-    Change { change: u64 },
-    Hosts { hosts: Vec<String> },
+    Change {
+        change: u64,
+        /// When the stream was made that counts it so, where that is known: another one gives the number to another change.
+        #[serde(default)]
+        stream: String,
+    },
+    Hosts {
+        hosts: Vec<String>,
+    },
 }
 
 /// The controller's side: answers what it knows and tells what moves, for as long as the process lasts.
@@ -140,7 +178,8 @@ pub async fn serve(settings: Settings, controller: Arc<Controller>) {
 }
 
 async fn serve_once(settings: &Settings, controller: &Controller) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let (client, _events) = connect::connect(settings.options()).await?;
+    let (client, events) = connect::connect(settings.options()).await?;
+    let _guard = events.guard(&client);
     let mut asked = client.subscribe(subjects::PROGRESS).await?;
     let mut moves = controller.watch().await?;
     loop {
@@ -150,7 +189,8 @@ async fn serve_once(settings: &Settings, controller: &Controller) -> Result<(), 
                 let (Some(reply), Ok(ask)) = (message.reply, serde_json::from_slice::<Ask>(&message.payload)) else { continue };
                 let answer = match ask {
                     // Who did not publish it says nothing: somebody else did.
-                    Ask::Change { change } => match controller.progress(change).await? {
+                    Ask::Change { stream, .. } if !stream.is_empty() && stream != controller.catalog_stream() => continue,
+                    Ask::Change { change, .. } => match controller.progress(change).await? {
                         Some(progress) => serde_json::to_vec(&Progress::from(&progress))?,
                         None => continue,
                     },
@@ -179,6 +219,8 @@ async fn serve_once(settings: &Settings, controller: &Controller) -> Result<(), 
 #[derive(Clone)]
 pub struct Watcher {
     client: Client,
+    /// When the CATALOG that this gateway follows was made.
+    stream: watch::Receiver<String>,
     moves: broadcast::Sender<Arc<Progress>>,
 }
 
@@ -199,8 +241,8 @@ pub enum Known {
 }
 
 impl Watcher {
-    pub fn start(client: &Client) -> Self {
-        let watcher = Self { client: client.clone(), moves: broadcast::channel(MOVES_MAX).0 };
+    pub fn start(client: &Client, stream: watch::Receiver<String>) -> Self {
+        let watcher = Self { client: client.clone(), stream, moves: broadcast::channel(MOVES_MAX).0 };
         let listening = watcher.clone();
         tokio::spawn(async move {
             loop {
@@ -226,18 +268,19 @@ impl Watcher {
         self.ask_within(change, ASK_ONCE).await
     }
 
-    /// What controllers know of these hosts; nothing where none answers in time.
-    pub async fn hosts(&self, hosts: Vec<String>) -> BTreeMap<String, HostStanding> {
+    /// What controllers know of these hosts, by the first that answers; `None` where none does in time.
+    pub async fn hosts(&self, hosts: Vec<String>) -> Option<BTreeMap<String, HostStanding>> {
         let request = async_nats::Request::new()
             .payload(serde_json::to_vec(&Ask::Hosts { hosts }).unwrap_or_default().into())
             .timeout(Some(ASK_ONCE));
         let answer = self.client.send_request(subjects::PROGRESS, request).await;
-        answer.ok().and_then(|message| serde_json::from_slice(&message.payload).ok()).unwrap_or_default()
+        serde_json::from_slice(&answer.ok()?.payload).ok()
     }
 
     async fn ask_within(&self, change: u64, within: Duration) -> Known {
+        let stream = self.stream.borrow().clone();
         let request = async_nats::Request::new()
-            .payload(serde_json::to_vec(&Ask::Change { change }).unwrap_or_default().into())
+            .payload(serde_json::to_vec(&Ask::Change { change, stream }).unwrap_or_default().into())
             .timeout(Some(within));
         match self.client.send_request(subjects::PROGRESS, request).await {
             Ok(message) => serde_json::from_slice(&message.payload).map_or(Known::Nothing, Known::Progress),

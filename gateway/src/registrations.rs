@@ -2,7 +2,7 @@
 //! controller that leads, which alone judges silence.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use async_nats::{Client, RequestErrorKind};
 use clap::Args;
@@ -89,6 +89,7 @@ impl RegistrationOptions {
 #[serde(rename_all = "kebab-case")]
 enum Ask {
     Hosts(Vec<HostName>),
+    Leader,
     Frozen,
     Confirm { template: String },
     Remove { host: HostName, by: String },
@@ -101,9 +102,35 @@ type HostName = String;
 #[serde(rename_all = "kebab-case")]
 enum Answer {
     Hosts(Vec<ShownHost>),
+    Leader(Leader),
     Frozen(Vec<GuardRecord>),
     Done { workloads: usize },
     Failed { why: String },
+}
+
+/// Who leads, and what it knows of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leader {
+    pub name: String,
+    pub term: u64,
+    /// It has compared what is written with what is published, and publishes.
+    pub publishes: bool,
+    /// Its clock, in milliseconds since 1970.
+    pub now_ms: u64,
+    /// Hosts that enrolled themselves and are silent.
+    pub suspects: usize,
+    /// Templates of which too many hosts are silent at once: none of these is deleted.
+    #[serde(default)]
+    pub frozen: Vec<String>,
+    /// The connection on which it hears hosts is away.
+    #[serde(default)]
+    pub deaf: bool,
+}
+
+impl Leader {
+    pub fn at(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(self.now_ms)).unwrap_or(SystemTime::UNIX_EPOCH)
+    }
 }
 
 /// The controller's side, for as long as the process lasts.
@@ -117,20 +144,39 @@ pub async fn serve(settings: Settings, controller: Arc<Controller>) {
 }
 
 async fn serve_once(settings: &Settings, controller: &Controller) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let (client, _events) = connect::connect(settings.options()).await?;
+    let (client, events) = connect::connect(settings.options()).await?;
+    let _guard = events.guard(&client);
     let mut asked = client.subscribe(subjects::REGISTRATIONS).await?;
     while let Some(message) = asked.next().await {
         let (Some(reply), Ok(ask)) = (message.reply, serde_json::from_slice::<Ask>(&message.payload)) else { continue };
         // Who does not lead is silent: whoever does answers.
-        if let Some(answer) = answer(controller, ask).await? {
+        if let Some(answer) = answer(settings, controller, ask).await? {
             client.publish(reply, serde_json::to_vec(&answer)?.into()).await?;
         }
     }
     Ok(())
 }
 
-async fn answer(controller: &Controller, ask: Ask) -> Result<Option<Answer>, groupcast_control::controller::Error> {
+async fn answer(
+    settings: &Settings,
+    controller: &Controller,
+    ask: Ask,
+) -> Result<Option<Answer>, groupcast_control::controller::Error> {
     Ok(match ask {
+        Ask::Leader => {
+            let status = controller.status().await?;
+            let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let leader = |term| Leader {
+                name: settings.name.to_string(),
+                term,
+                publishes: status.compiler.publishing,
+                now_ms: u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX),
+                suspects: status.liveness.suspects,
+                frozen: status.liveness.frozen.iter().map(|record| record.template.clone()).collect(),
+                deaf: status.deaf,
+            };
+            status.compiler.leading.map(|term| Answer::Leader(leader(term)))
+        }
         Ask::Hosts(hosts) => {
             let hosts = hosts.iter().take(HOSTS_MAX).filter_map(|host| HostId::new(host).ok()).collect();
             controller.hosts(hosts).await?.map(Answer::Hosts)
@@ -201,6 +247,14 @@ impl Registrations {
         }
     }
 
+    /// Who leads.
+    pub async fn leader(&self) -> Result<Leader, Silent> {
+        match self.ask(&Ask::Leader, ANSWER_WITHIN).await? {
+            Answer::Leader(leader) => Ok(leader),
+            other => Err(strange(&other)),
+        }
+    }
+
     /// Templates of which nothing is deleted at present.
     pub async fn frozen(&self) -> Result<Vec<GuardRecord>, Silent> {
         match self.ask(&Ask::Frozen, ANSWER_WITHIN).await? {
@@ -245,6 +299,7 @@ mod tests {
     fn what_goes_over_the_bus_reads_back() {
         let asks = [
             Ask::Hosts(vec!["h1".into()]),
+            Ask::Leader,
             Ask::Frozen,
             Ask::Confirm { template: "t".into() },
             Ask::Remove { host: "h".into(), by: "me".into() },

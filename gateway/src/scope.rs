@@ -6,10 +6,10 @@
 use groupcast_bus_config::subjects::CatalogKind;
 use groupcast_control::document::{Document, Name};
 use groupcast_policy::model::{Group, Target};
-use groupcast_policy::net::Prefix;
-use groupcast_policy::text::prefix_text;
+use groupcast_policy::net::{AddressSet, Prefix};
+use groupcast_policy::text::{prefix_text, strict_prefix_text};
 use groupcast_policy::topic::Scope as Place;
-use groupcast_policy::written::{Fault, Problem};
+use groupcast_policy::written::{Fault, PROBLEMS_MAX, Problem};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -55,7 +55,7 @@ impl Scope {
             }
         }
         for (index, member) in self.members.iter().enumerate() {
-            if let Err(error) = prefix_text(member) {
+            if let Err(error) = strict_prefix_text(member) {
                 wrong(format!("members[{index}]"), error.to_string());
             }
         }
@@ -73,9 +73,25 @@ impl Scope {
         })
     }
 
+    /// Read once, for any number of documents.
+    pub fn read(&self) -> Allowed<'_> {
+        let members = self.members.iter().filter_map(|text| prefix_text(text).ok());
+        Allowed { scope: self, members: AddressSet::from_prefixes(members) }
+    }
+}
+
+/// A scope whose prefixes were read.
+#[derive(Debug)]
+pub struct Allowed<'s> {
+    scope: &'s Scope,
+    members: AddressSet,
+}
+
+impl Allowed<'_> {
     fn allows_member(&self, member: Prefix) -> bool {
-        let wide = self.members.iter().filter_map(|text| prefix_text(text).ok());
-        wide.into_iter().any(|w| w.family() == member.family() && w.len() <= member.len() && w.contains(member.net().addr()))
+        let AddressSet { v4, v6 } = AddressSet::from_prefixes([member]);
+        v4.spans().iter().all(|span| self.members.v4.holds(span.first(), span.last()))
+            && v6.spans().iter().all(|span| self.members.v6.holds(span.first(), span.last()))
     }
 
     /// What a document has that goes beyond the scope; `was` says that it is the version there is now.
@@ -91,8 +107,8 @@ impl Scope {
         if name.kind != CatalogKind::Group {
             return vec![problem("kind".into(), "your token has a scope and may write groups only".into())];
         }
-        if !self.allows_id(name.id()) {
-            let message = format!("your token may write ids that begin with {} only", self.ids.join(", "));
+        if !self.scope.allows_id(name.id()) {
+            let message = format!("your token may write ids that begin with {} only", self.scope.ids.join(", "));
             return vec![problem("id".into(), message)];
         }
         let Some(Document::Group(group)) = document else { return Vec::new() };
@@ -100,13 +116,15 @@ impl Scope {
         let mut problems = Vec::new();
         for (index, binding) in group.bindings.iter().enumerate() {
             let place = place(&binding.target);
-            if !self.allows_place(&place) {
+            if !self.scope.allows_place(&place) {
                 let message = format!("{place} is beyond your token's scope{tail}");
                 problems.push(problem(format!("bindings[{index}]"), message));
             }
         }
         problems.extend(
-            self.foreign(group).map(|member| problem("members".into(), format!("{member} is beyond your token's scope{tail}"))),
+            self.foreign(group)
+                .take(PROBLEMS_MAX)
+                .map(|member| problem("members".into(), format!("{member} is beyond your token's scope{tail}"))),
         );
         problems
     }
@@ -174,19 +192,19 @@ mod tests {
         ];
         for (text, field) in rows {
             let document = group(&format!("kind: group\n{text}"));
-            let found = scope().beyond(&document.name(), Some(&document), false);
+            let found = scope().read().beyond(&document.name(), Some(&document), false);
             let fields: Vec<&str> = found.iter().map(|p| p.field.as_str()).collect();
             let expected: Vec<&str> = if field.is_empty() { vec![] } else { vec![field] };
             assert_eq!(fields, expected, "{text}");
         }
         let template = Name::new(CatalogKind::Template, "shop-t").unwrap();
-        assert_eq!(scope().beyond(&template, None, false).len(), 1);
+        assert_eq!(scope().read().beyond(&template, None, false).len(), 1);
     }
 
     #[test]
     fn an_empty_scope_allows_nothing() {
         let document = group("kind: group\nid: x");
-        assert_eq!(Scope::default().beyond(&document.name(), Some(&document), false).len(), 1);
+        assert_eq!(Scope::default().read().beyond(&document.name(), Some(&document), false).len(), 1);
     }
 
     #[test]

@@ -1,16 +1,17 @@
 //! `groupcast serve`: a gateway and a controller in one process. `groupcast up`: with a private bus beside them, for one machine.
 
+use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
 use groupcast_bus_config::accounts::Role as BusRole;
 use groupcast_bus_config::connect::{self, Identity};
 use groupcast_bus_config::credentials::Authority;
-use groupcast_bus_config::server::{Config, Server};
+use groupcast_bus_config::server::{self, Config, Lock, Server};
 use groupcast_bus_config::streams;
 use groupcast_control::begin;
 use groupcast_control::catalog::Catalog;
@@ -66,11 +67,15 @@ impl ServeOptions {
 
 /// Both until told to end. The gateway has a thread and a runtime of its own: actors bring theirs.
 pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
-    serve_and(options, |_| ())
+    serve_and(options, |_| (), std::future::pending())
 }
 
 /// The same; `started` is told where the API is.
-fn serve_and(options: ServeOptions, started_at: impl FnOnce(SocketAddr)) -> anyhow::Result<()> {
+fn serve_and(
+    options: ServeOptions,
+    started_at: impl FnOnce(SocketAddr),
+    over: impl Future<Output = anyhow::Error> + 'static,
+) -> anyhow::Result<()> {
     let metrics = telemetry::metrics()?;
     let ServeOptions { config, bus, controller, registration, gateway, telemetry, sources } = options;
     let of_gateway = gateway::Options { config: config.clone(), bus: bus.clone(), gateway, telemetry: telemetry.clone() };
@@ -95,7 +100,7 @@ fn serve_and(options: ServeOptions, started_at: impl FnOnce(SocketAddr)) -> anyh
         });
     })?;
     started_at(start.recv().context("the gateway ended")??);
-    let outcome = controller::run(of_controller, metrics);
+    let outcome = controller::run_until(of_controller, metrics, over);
     let _ = end.send(()); // it may have ended by itself
     let _ = thread.join();
     outcome
@@ -145,14 +150,27 @@ pub fn up(options: UpOptions) -> anyhow::Result<()> {
     let config::File { registration, source, .. } = ConfigOption { config: options.config }.read()?;
     let data = std::path::absolute(&options.data)?;
     private_folder(&data)?;
+    // Before anything is read or made: two on one folder would each take what the other writes for its own.
+    let _lock = Lock::take(&data).map_err(|error| match error {
+        server::Error::InUse { holder, .. } => anyhow!(
+            "another `groupcast up` (process {holder}) runs on {}: end it first, or give another folder with --data",
+            data.display()
+        ),
+        error => error.into(),
+    })?;
     let name = HostId::new("local").map_err(|error| anyhow!("{error}"))?;
     let authority_path = data.join("authority.json");
-    let mut authority = if authority_path.exists() { Authority::load(&authority_path)? } else { Authority::new() };
+    if !authority_path.exists() {
+        Authority::new().save(&authority_path)?;
+    }
+    // A command may add a host's credential to it at the same time.
+    let mut authority = Authority::lock(&authority_path)?;
     let (controller, made_one) = credential(&mut authority, &data, BusRole::Controller, &name)?;
     let (gateway, made_other) = credential(&mut authority, &data, BusRole::Gateway, &name)?;
-    if made_one || made_other || !authority_path.exists() {
-        authority.save(&authority_path)?;
+    if made_one || made_other {
+        authority.save()?;
     }
+    let authority = authority.release();
     // What was never there cannot have lost anything.
     let is_new = !data.join("bus").exists() && !data.join("token").exists();
     let mut config = Config::plain().store_dir(data.join("bus")).with(authority.server_config("accounts")?);
@@ -160,10 +178,11 @@ pub fn up(options: UpOptions) -> anyhow::Result<()> {
         config = config.client_port(port);
     }
     let server = Server::start_blocking(config)?;
+    let url = server.url();
     let token_file = data.join("token");
-    runtime.block_on(first_token(&server.url(), &name, &controller, &gateway, &token_file, is_new))?;
+    runtime.block_on(first_token(&url, &name, &controller, &gateway, &token_file, is_new))?;
     let scheme = if options.gateway.certificate.is_some() { "https" } else { "http" };
-    let bus = server.url();
+    let bus = url.clone();
     let told = move |address: SocketAddr| {
         let api = format!("{scheme}://{address}");
         println!("bus      {bus}\ngateway  {api}\ntoken    {}\n", token_file.display());
@@ -177,19 +196,72 @@ pub fn up(options: UpOptions) -> anyhow::Result<()> {
     }
     let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let options = ServeOptions {
-        bus: BusOptions {
-            servers: Some(vec![server.url()]),
-            name: Some(name),
-            credentials: Some(controller),
-            ..BusOptions::default()
-        },
+        bus: BusOptions { servers: Some(vec![url]), name: Some(name), credentials: Some(controller), ..BusOptions::default() },
         controller: ControllerOptions { listen: Some(free), ..ControllerOptions::default() },
         gateway: GatewayOptions { credentials: Some(gateway), host_signer: Some(signer), ..options.gateway },
         registration,
         sources: source,
         ..ServeOptions::default()
     };
-    serve_and(options, told)
+    let (server, over) = kept(server)?;
+    let outcome = serve_and(options, told, over);
+    // Ends the bus after everybody who uses it.
+    drop(server);
+    outcome
+}
+
+/// How often it is looked whether the bus still runs.
+const BUS_LOOKED_AT_EVERY: Duration = Duration::from_millis(100);
+/// Starts of a bus that ends by itself, within [`BUS_RESTARTS_WITHIN`]; one more is given up.
+const BUS_RESTARTS_MAX: usize = 5;
+const BUS_RESTARTS_WITHIN: Duration = Duration::from_secs(60);
+
+/// Ends the bus when it is dropped.
+struct Kept {
+    end: Option<mpsc::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // it says itself what failed
+        }
+    }
+}
+
+/// Starts a bus again that dies, on a thread of its own; says why when that does not help.
+fn kept(mut server: Server) -> anyhow::Result<(Kept, impl Future<Output = anyhow::Error> + 'static)> {
+    let (end, ended) = mpsc::channel::<()>();
+    let (gave_up, given_up) = tokio::sync::oneshot::channel();
+    let thread = std::thread::Builder::new().name("bus".into()).spawn(move || {
+        let mut restarts: VecDeque<Instant> = VecDeque::new();
+        while ended.recv_timeout(BUS_LOOKED_AT_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if !server.has_ended() {
+                continue;
+            }
+            restarts.retain(|at| at.elapsed() < BUS_RESTARTS_WITHIN);
+            tracing::error!(restarts = restarts.len(), "nats-server has ended; starting it again");
+            let outcome =
+                if restarts.len() < BUS_RESTARTS_MAX { server.restart_blocking() } else { Err(server::Error::NotRunning) };
+            restarts.push_back(Instant::now());
+            if let Err(error) = outcome {
+                let words = server.last_words();
+                // Whoever waits for this is gone only if everything ends anyway.
+                let _ = gave_up.send(anyhow!("nats-server ended and cannot be kept running ({error}); its last words:\n{words}"));
+                return;
+            }
+        }
+    })?;
+    let over = async move {
+        match given_up.await {
+            Ok(why) => why,
+            // It was told to end.
+            Err(_) => std::future::pending().await,
+        }
+    };
+    Ok((Kept { end: Some(end), thread: Some(thread) }, over))
 }
 
 /// Makes an administrator's token if there is none that this folder knows. There is never a default one.

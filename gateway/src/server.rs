@@ -10,6 +10,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::ConnectInfo;
 use axum::http::Request;
+use groupcast_bus_config::accepting::Accepting;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -18,18 +19,23 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, Sleep};
 use tokio_rustls::TlsAcceptor;
 
+use crate::doors::Proxies;
+use crate::shares::{Limits, Shares};
+
 /// Connections at once; further ones wait to be accepted.
 pub const CONNECTIONS_MAX: usize = 2_048;
+/// Connections of one address; further ones are closed at once. A trusted proxy speaks for many, and has as many as there are.
+pub const ADDRESS_CONNECTIONS_MAX: usize = 512;
 /// How long a client may take for the TLS handshake.
 pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a client may take to send the head of a request, and may stay between two.
 pub const HEAD_DEADLINE: Duration = Duration::from_secs(30);
+/// Longest head of a request, which anybody may send.
+pub const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// A client that takes nothing for so long is cut off.
 pub const STALL_MAX: Duration = Duration::from_secs(30);
 /// How long requests in flight may take to end when the process is told to.
 pub const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
-/// Pause after a failure to accept, such as too many open files.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A connection whose writes fail when nothing of them is taken for [`STALL_MAX`].
 struct Patient<T> {
@@ -83,19 +89,55 @@ async fn told(end: &mut watch::Receiver<bool>) {
     let _ = end.wait_for(|end| *end).await;
 }
 
-/// Serves until `end` says so, then lets requests in flight finish.
-pub async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, router: Router, end: watch::Receiver<bool>) {
-    serve_at_most(CONNECTIONS_MAX, listener, tls, router, end).await;
+#[derive(Debug, thiserror::Error)]
+pub enum NoListener {
+    #[error("cannot listen on {address}: another program has the port; `ss -ltnp 'sport = :{}'` names it, or choose another port", address.port())]
+    Taken { address: SocketAddr },
+    #[error("cannot listen on {address}: this machine does not have the address; 0.0.0.0 and [::] stand for all that it has")]
+    NotHere { address: SocketAddr },
+    #[error("cannot listen on {address}: {source}")]
+    Otherwise { address: SocketAddr, source: std::io::Error },
 }
 
-async fn serve_at_most(
-    connections_max: usize,
+/// Listens, or says what to do about it.
+pub async fn listening(address: SocketAddr) -> Result<TcpListener, NoListener> {
+    TcpListener::bind(address).await.map_err(|source| match source.kind() {
+        std::io::ErrorKind::AddrInUse => NoListener::Taken { address },
+        std::io::ErrorKind::AddrNotAvailable => NoListener::NotHere { address },
+        _ => NoListener::Otherwise { address, source },
+    })
+}
+
+/// Serves until `end` says so, then lets requests in flight finish.
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+    proxies: Proxies,
+    end: watch::Receiver<bool>,
+) {
+    let most = Most { connections: CONNECTIONS_MAX, of_address: ADDRESS_CONNECTIONS_MAX, proxies };
+    serve_at_most(most, listener, tls, router, end).await;
+}
+
+/// Connections at once, and of one address that is not a proxy's.
+pub struct Most {
+    pub connections: usize,
+    pub of_address: usize,
+    pub proxies: Proxies,
+}
+
+pub async fn serve_at_most(
+    most: Most,
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
     router: Router,
     mut end: watch::Receiver<bool>,
 ) {
+    let connections_max = most.connections;
     let connections = Arc::new(Semaphore::new(connections_max));
+    let mut accepting = Accepting::new("the API");
+    let shares = Shares::new(Limits { total: connections_max, token: connections_max, address: most.of_address });
     loop {
         let permit = tokio::select! {
             permit = connections.clone().acquire_owned() => permit,
@@ -106,17 +148,27 @@ async fn serve_at_most(
             accepted = listener.accept() => match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "a connection was not accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    accepting.failed(&error).await;
                     continue;
                 }
             },
             () = told(&mut end) => break,
         };
+        let share = match most.proxies.trust(peer.ip()) {
+            true => None,
+            false => match shares.take("", peer.ip()) {
+                Ok(share) => Some(share),
+                Err(full) => {
+                    metrics::counter!("groupcast_http_connections_refused_total").increment(1);
+                    tracing::debug!(%peer, ?full, "a connection was refused");
+                    continue;
+                }
+            },
+        };
         let (tls, router, end) = (tls.clone(), router.clone(), end.clone());
         tokio::spawn(async move {
             connection(stream, peer, tls, router, end).await;
-            drop(permit);
+            drop((permit, share));
         });
     }
     let all = connections.acquire_many(connections_max as u32);
@@ -148,7 +200,7 @@ where
         async move { tower_service::Service::call(&mut router.clone(), request).await }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE);
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE).max_buf_size(HEAD_BYTES_MAX);
     let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let outcome = tokio::select! {
@@ -215,11 +267,33 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_address_that_has_its_share_gets_no_more_and_takes_nobody_elses() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (_end, ended) = watch::channel(false);
+        let most = Most { connections: 10, of_address: 2, proxies: Proxies::default() };
+        tokio::spawn(serve_at_most(most, listener, None, router(), ended));
+        let from = async |last: u8| {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(SocketAddr::from(([127, 0, 0, last], 0))).unwrap();
+            let mut stream = socket.connect(address).await.unwrap();
+            let _ = stream.write_all(&request("/")).await; // it may be closed already
+            let answered = stream.read(&mut [0; 1024]).await.is_ok_and(|read| read > 0);
+            (stream, answered)
+        };
+        let held = [from(1).await, from(1).await];
+        assert!(held.iter().all(|(_, answered)| *answered));
+        assert!(!from(1).await.1, "a third of the same address");
+        assert!(from(2).await.1, "the first of another");
+    }
+
+    #[tokio::test]
     async fn connections_beyond_the_bound_wait_for_their_turn() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (_end, ended) = watch::channel(false);
-        tokio::spawn(serve_at_most(2, listener, None, router(), ended));
+        let most = Most { connections: 2, of_address: 2, proxies: Proxies::default() };
+        tokio::spawn(serve_at_most(most, listener, None, router(), ended));
         let mut open = Vec::new();
         for _ in 0..2 {
             let mut stream = TcpStream::connect(address).await.unwrap();

@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use utoipa::ToSchema;
 
+use crate::problem::Problem;
 use crate::scope::Scope;
 
 const PREFIX: &str = "gct.";
@@ -78,6 +79,17 @@ pub enum Invalid {
     Expired,
 }
 
+/// Why a role takes no scope: one that narrows nothing would only look as if it did.
+pub fn no_scope(role: Role) -> Option<&'static str> {
+    match role {
+        Role::Viewer => {
+            Some("a scope says what a token may write, and a viewer writes nothing: it reads everything; leave the scope out")
+        }
+        Role::Editor => None,
+        Role::Admin => Some("an administrator has no scope: choose role editor, or leave the scope out"),
+    }
+}
+
 fn hash(secret: &str) -> [u8; 32] {
     Sha256::digest(secret.as_bytes()).into()
 }
@@ -102,7 +114,7 @@ impl Token {
         now: SystemTime,
     ) -> Result<(Self, String), NotMade> {
         let name = Name::new(CatalogKind::Token, id)?;
-        if description.chars().count() > DESCRIPTION_LEN_MAX || description.chars().any(char::is_control) {
+        if description.chars().count() > DESCRIPTION_LEN_MAX || description.chars().any(groupcast_policy::text::is_deceptive) {
             return Err(NotMade::Description);
         }
         let mut bytes = [0; SECRET_BYTES];
@@ -121,6 +133,9 @@ impl Token {
 
     pub fn read(name: &Name, body: &serde_json::Value) -> Result<Self, String> {
         let stored: Stored = serde_json::from_value(body.clone()).map_err(|error| error.to_string())?;
+        if let Some(why) = no_scope(stored.role).filter(|_| stored.scope.is_some()) {
+            return Err(why.to_owned());
+        }
         if HEXLOWER.decode(stored.hash.as_bytes()).is_ok_and(|bytes| bytes.len() == 32) {
             return Ok(Self { name: name.clone(), stored });
         }
@@ -183,6 +198,16 @@ pub struct Principal {
     pub scope: Option<Scope>,
 }
 
+impl Principal {
+    /// Asked before a body is read: who may only read has nothing to send.
+    pub fn may_write(&self) -> Result<(), Problem> {
+        match self.role {
+            Role::Viewer => Err(Problem::forbidden("your token may only read: ask for one with role editor")),
+            Role::Editor | Role::Admin => Ok(()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,6 +247,14 @@ mod tests {
         let mut short = body;
         short["hash"] = "00".into();
         assert!(Token::read(&name, &short).is_err());
+    }
+
+    #[test]
+    fn a_scope_that_would_narrow_nothing_is_refused() {
+        for role in [Role::Viewer, Role::Admin] {
+            let (token, _) = Token::new("ann", role, Some(Scope::default()), "", None, NOW).unwrap();
+            assert!(Token::read(&token.name, &token.body()).is_err(), "{role:?}");
+        }
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub use registration::{
 };
 pub use request::{FRESH_WITHIN_MS_MAX, HealthReport, HostRequest, HostRequestAnswer};
 pub use status::{
-    ACK_TOPICS_MAX, Ack, ENTROPY_TOPICS_MAX, EntropyAnswer, EntropyCheck, HostState, NUDGE_TOPICS_MAX, Nudge,
+    ACK_TOPICS_MAX, AUDITED_NAMED_MAX, Ack, ENTROPY_TOPICS_MAX, EntropyAnswer, EntropyCheck, HostState, NUDGE_TOPICS_MAX, Nudge,
     STATE_NAME_BYTES_MAX, entropy_item,
 };
 pub use wire::PAYLOAD_BYTES_MAX;

@@ -1,8 +1,10 @@
 //! What hosts report and are told about what they hold: acknowledgements, entropy checks, nudges.
 
+use groupcast_policy::ids::{ID_LEN_MAX, WorkloadId};
 use groupcast_policy::topic::TopicHash;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::edit::ID_BYTES_MIN;
 use crate::pack::{put_revisions, take_revisions};
 use crate::wire::{self, Fields, Reader, read_message, required};
 use crate::{Cut, DecodeError, REASON_BYTES_MAX};
@@ -15,10 +17,13 @@ pub const ENTROPY_TOPICS_MAX: usize = 4096;
 pub const NUDGE_TOPICS_MAX: usize = 1024;
 /// Longest name of a host's state in bytes.
 pub const STATE_NAME_BYTES_MAX: usize = 32;
+/// Most workloads that a host names as audited; how many there are it says too.
+pub const AUDITED_NAMED_MAX: usize = 32;
 
 // ---- the state of a host
 
-/// What a host does with the policy it has. On the wire `s` is its name and `m` the reason.
+/// What a host does with the policy it has. On the wire `s` is its name, `m` the reason, `w` the workloads it names and `x` how many there
+/// are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostState {
     Enforcing,
@@ -42,6 +47,16 @@ pub enum HostState {
     Auditing {
         reason: String,
     },
+    /// The same, for some of its workloads only.
+    AuditingSome {
+        /// As many as are named.
+        workloads: Vec<WorkloadId>,
+        /// How many there are.
+        total: u32,
+        reason: String,
+    },
+    /// The agent prints what it would do, and does nothing to the kernel.
+    DryRun,
     /// A state that a newer host has and this side does not know, by name.
     Other(String),
 }
@@ -55,8 +70,15 @@ impl HostState {
             HostState::Bypassed { .. } => "bypassed",
             HostState::Lockdown { .. } => "lockdown",
             HostState::Auditing { .. } => "auditing",
+            HostState::AuditingSome { .. } => "auditing-some",
+            HostState::DryRun => "dry-run",
             HostState::Other(name) => name,
         }
+    }
+
+    /// Whether a policy that it has acknowledged is what its kernel does to packets. What is not known does not count.
+    pub fn enforces(&self) -> bool {
+        matches!(self, HostState::Enforcing | HostState::Frozen { .. })
     }
 
     pub fn reason(&self) -> &str {
@@ -65,8 +87,9 @@ impl HostState {
             | HostState::Frozen { reason }
             | HostState::Bypassed { reason }
             | HostState::Lockdown { reason }
-            | HostState::Auditing { reason } => reason,
-            HostState::Enforcing | HostState::Other(_) => "",
+            | HostState::Auditing { reason }
+            | HostState::AuditingSome { reason, .. } => reason,
+            HostState::Enforcing | HostState::DryRun | HostState::Other(_) => "",
         }
     }
 
@@ -75,14 +98,21 @@ impl HostState {
         if !self.reason().is_empty() {
             fields.text_cut(b'm', self.reason(), REASON_BYTES_MAX);
         }
+        if let HostState::AuditingSome { workloads, total, .. } = self {
+            let named = &workloads[..workloads.len().min(AUDITED_NAMED_MAX)];
+            fields.list(b'w', named, |out, workload| wire::text(out, workload.as_str()));
+            fields.uint(b'x', u64::from(*total));
+        }
     }
 }
 
-/// The two fields of a state while the map they stand in is read.
+/// The fields of a state while the map they stand in is read.
 #[derive(Default)]
 pub(crate) struct StateReader<'a> {
     name: Option<&'a str>,
     reason: &'a str,
+    workloads: Vec<WorkloadId>,
+    total: u32,
 }
 
 impl<'a> StateReader<'a> {
@@ -91,6 +121,12 @@ impl<'a> StateReader<'a> {
         match key {
             b's' => self.name = Some(reader.text("state", STATE_NAME_BYTES_MAX)?),
             b'm' => self.reason = reader.text("reason", REASON_BYTES_MAX)?,
+            b'w' => {
+                self.workloads = reader.list("audited workloads", AUDITED_NAMED_MAX, ID_BYTES_MIN, |reader| {
+                    Ok(WorkloadId::new(reader.text("workload", ID_LEN_MAX)?)?)
+                })?;
+            }
+            b'x' => self.total = reader.u32("audited workloads")?,
             _ => reader.skip()?,
         }
         Ok(())
@@ -105,6 +141,12 @@ impl<'a> StateReader<'a> {
             "bypassed" => HostState::Bypassed { reason },
             "lockdown" => HostState::Lockdown { reason },
             "auditing" => HostState::Auditing { reason },
+            "auditing-some" => {
+                // It cannot have named more than there are.
+                let total = self.total.max(self.workloads.len() as u32);
+                HostState::AuditingSome { workloads: self.workloads, total, reason }
+            }
+            "dry-run" => HostState::DryRun,
             "" => return Err(DecodeError::Malformed { item: "state" }),
             name => HostState::Other(name.to_owned()),
         })

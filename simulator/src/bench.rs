@@ -22,6 +22,7 @@ mod register;
 mod register_raw;
 mod report;
 mod source;
+mod source_enforced;
 mod wire;
 
 use clap::Subcommand;

@@ -78,6 +78,9 @@ impl Agent {
         let folder = std::env::temp_dir().join(format!("groupcast-agent-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         let path = folder.display();
+        // Tests between namespaces do without TLS unless they say otherwise.
+        let plain = !groupcast_bus_config::connect::is_loopback(server) && !more.contains("tls_");
+        let more = if plain { format!("tls_required = false\n{more}") } else { more.to_owned() };
         let text = format!(
             "host = '{host}'\nservers = ['{server}']\ntable = 'gc{number}'\nstate = '{path}/state'\nsocket = '{path}/agent.sock'\n\
              boot_file = '{path}/boot'\nbeat = '200ms'\n{more}\n"
@@ -191,6 +194,66 @@ impl Drop for Agent {
             tail.into_iter().rev().for_each(|line| eprintln!("{line}"));
         }
         let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Another machine on a wire of this namespace's: what listens there is at addresses that are not ours.
+pub struct Elsewhere {
+    jobs: Option<std::sync::mpsc::Sender<Box<dyn FnOnce() + Send>>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Elsewhere {
+    /// `interface` is this end of the wire; the other has the addresses 10.0.7.2 to 10.0.7.9.
+    pub fn new(interface: &str) -> Self {
+        let (jobs, work) = std::sync::mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        let (told, id) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("a namespace");
+            told.send(nix::unistd::gettid()).expect("heard");
+            work.into_iter().for_each(|job| job());
+        });
+        let id = id.recv().expect("a thread");
+        ip(&format!("link add {interface} type veth peer name there netns {id}"));
+        ip(&format!("addr add 10.0.7.1/24 dev {interface}"));
+        ip(&format!("link set {interface} up"));
+        let elsewhere = Self { jobs: Some(jobs), thread: Some(thread) };
+        elsewhere.at(|| {
+            (2..10).for_each(|last| ip(&format!("addr add 10.0.7.{last}/24 dev there")));
+            ip("link set there up");
+        });
+        elsewhere
+    }
+
+    fn at<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let (answer, answered) = std::sync::mpsc::channel();
+        let job = Box::new(move || _ = answer.send(job()));
+        self.jobs.as_ref().expect("open").send(job).expect("the thread lives");
+        answered.recv().expect("an answer")
+    }
+
+    /// A listener there; a port that was ours a moment ago may not be free at once.
+    pub fn listen(&self, address: &'static str, port: u16) -> TcpListener {
+        let start = Instant::now();
+        loop {
+            match self.at(move || std::net::TcpListener::bind((address, port))) {
+                Ok(listener) => {
+                    listener.set_nonblocking(true).expect("set");
+                    return TcpListener::from_std(listener).expect("a listener");
+                }
+                Err(error) => assert!(start.elapsed() < DEADLINE, "{address}:{port}: {error}"),
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 

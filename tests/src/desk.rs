@@ -96,7 +96,7 @@ impl Desk {
     /// The service's answer to the request that waits, as things are now.
     pub fn answer(&mut self) -> Vec<Vec<u8>> {
         let ask = self.asked.take().expect("the reader asked");
-        self.replica.answer(self.replica.needed_by(&self.host), &ask, groupcast_messages::CHUNK_BYTES_MAX)
+        self.replica.answer(&self.host, self.replica.needed_by(&self.host), &ask, groupcast_messages::CHUNK_BYTES_MAX)
     }
 
     pub fn take(&mut self, answer: &[Vec<u8>]) {

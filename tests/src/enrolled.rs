@@ -137,7 +137,7 @@ pub fn asked(id: &str, number: u32) -> RegisterWorkload {
 /// Between two looks at everything in REGISTRY.
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(40);
 
-/// What REGISTRY holds, by subject; what was removed is left out.
+/// What REGISTRY holds, by subject; what was removed, and who leads, is left out.
 pub async fn entries(client: &Client) -> BTreeMap<String, Value> {
     // Each look is a consumer, which stays for a while, and the stream has room for so many: nobody looks all the time.
     tokio::time::sleep(LOOK_EVERY).await;
@@ -153,13 +153,13 @@ pub async fn entries(client: &Client) -> BTreeMap<String, Value> {
         let value: Value = serde_json::from_slice(&entry.payload).ok()?;
         Some((entry.subject, value["document"].clone()))
     };
-    all.into_iter().filter_map(document).collect()
+    all.into_iter().filter(|entry| !subjects::is_about_leading(&entry.subject)).filter_map(document).collect()
 }
 
-/// The last sequence of REGISTRY.
+/// The last sequence of REGISTRY that is not about who leads.
 pub async fn sequence(client: &Client) -> u64 {
-    let last = Log::registry(client.clone()).last(subjects::REGISTRY_ALL).await.expect("the bus answers");
-    last.map_or(0, |entry| entry.sequence)
+    let all = Log::registry(client.clone()).all(subjects::REGISTRY_ALL).await.expect("the bus answers");
+    all.iter().filter(|entry| !subjects::is_about_leading(&entry.subject)).map(|entry| entry.sequence).max().unwrap_or(0)
 }
 
 pub async fn host_entry(client: &Client, host: &str) -> Option<Value> {
@@ -168,7 +168,7 @@ pub async fn host_entry(client: &Client, host: &str) -> Option<Value> {
 }
 
 pub async fn workload_entry(client: &Client, id: &str) -> Option<Value> {
-    entries(client).await.remove(&format!("gc.reg.w.net.{id}"))
+    entries(client).await.remove(&format!("gc.reg.w.{id}"))
 }
 
 /// Waits until a workload is there in this life.

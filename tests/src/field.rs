@@ -76,6 +76,15 @@ impl Field {
 
     /// Starts the agent of a host, also again after it was killed.
     pub fn start_agent(&mut self, host: &str) {
+        self.start_agent_as(host, false);
+    }
+
+    /// One that only prints what it would do.
+    pub fn start_dry_agent(&mut self, host: &str) {
+        self.start_agent_as(host, true);
+    }
+
+    fn start_agent_as(&mut self, host: &str, dry_run: bool) {
         let (folder, place) = (self.folder.join(host), &self.lab.hosts[host]);
         let settings = AgentSettings {
             binary: agent_binary().clone(),
@@ -83,7 +92,7 @@ impl Field {
             bus: place.bus.clone(),
             credentials: Some(folder.join("agent.creds")),
             folder,
-            dry_run: false,
+            dry_run,
         };
         let agent = Agent::start(settings, Some(&place.namespace)).expect("an agent");
         self.agents.insert(host.to_owned(), agent);

@@ -47,10 +47,15 @@ impl Drop for Folder {
 
 impl Gateway {
     pub async fn start(url: &str, more: &[&str]) -> Self {
+        Self::start_as(url, &[&["--name", "g"], more].concat()).await
+    }
+
+    /// One that is told nothing about its name.
+    pub async fn start_as(url: &str, more: &[&str]) -> Self {
         let log = scratch("gateway.log");
         let stderr = std::fs::File::create(&log).expect("a log file");
         let child = Command::new(binary())
-            .args(["gateway", "--server", url, "--name", "g", "--api-listen", "127.0.0.1:0", "--reconnect-delay-max", "200ms"])
+            .args(["gateway", "--server", url, "--api-listen", "127.0.0.1:0", "--reconnect-delay-max", "200ms"])
             .args(more)
             .env("GROUPCAST_LOG", "info")
             .stdin(Stdio::null())
@@ -77,6 +82,10 @@ impl Gateway {
 
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub fn process(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn url(&self) -> String {

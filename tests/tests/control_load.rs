@@ -12,7 +12,7 @@ use groupcast_topics::reader;
 const CHANGES: usize = 10_000;
 const WRITERS: usize = 50;
 /// One change that arrives may bring as many more as are taken from a stream at once.
-const ARRIVAL_CHANGES_MAX: u64 = groupcast_control::actors::follower::DRAIN_MAX as u64;
+const ARRIVAL_CHANGES_MAX: u64 = groupcast_control::feed::DRAIN_MAX as u64;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_changes_are_merged_within_bounds() {

@@ -90,7 +90,9 @@ async fn a_file_says_what_the_command_line_does_not() {
     let mut plane = Plane::start(0, LEASE).await;
     plane.put_groups(vec![group("web", &["web"], &[1])]).await;
     plane.add_controller_with(&["--config", shown]);
-    plane.ready().await;
+    // It follows everything, and says that nobody leads.
+    let alone = |(status, body): (u16, String)| status == 503 && body.contains("nobody leads");
+    plane.controllers[0].wait_for("saying that nobody leads", |c| c.get("/readyz").is_some_and(alone)).await;
     // The test's own flags name it and its lease; only what they leave open comes from the file: it never leads.
     plane.add_controller_with(&["--config", shown, "--never-lead=false"]);
     plane.ready().await;

@@ -19,13 +19,13 @@ fn files_are_judged_before_they_are_used() {
     let folder = Folder::new("config");
     assert_eq!(agent_binary().parent(), binary().parent(), "the agent is asked where it lies beside the other");
     let good = file(&folder, "groupcast.toml", "[bus]\nservers = ['nats://127.0.0.1:4222']\n[controller]\nlease = '3s'\n");
-    let ran = groupcast(&["config", "check", &good], &[]);
+    let ran = groupcast(&["config", "check", "--offline", &good], &[]);
     assert!(ran.code == 0 && ran.stdout.contains("groupcast.toml is good"), "{ran:?}");
     let bad = file(&folder, "bad.toml", "[controller]\nlese = '3s'\n");
-    let ran = groupcast(&["config", "check", &good, &bad], &[]);
+    let ran = groupcast(&["config", "check", "--offline", &good, &bad], &[]);
     assert!(ran.code == 1 && ran.stderr.contains("did you mean controller.lease?"), "{ran:?}");
     let agent = file(&folder, "agent.toml", "host = 'h1'\nservers = ['nats://127.0.0.1:4222']\n");
-    let ran = groupcast(&["config", "check", &agent], &[]);
+    let ran = groupcast(&["config", "check", "--offline", &agent], &[]);
     assert!(ran.code == 0 && ran.stdout.contains("agent.toml is good"), "{ran:?}");
     let wrong = file(&folder, "other.toml", "host = 'h1'\nservers = []\nclaim = []\n");
     let ran = groupcast(&["config", "check", &wrong], &[]);
@@ -99,4 +99,40 @@ async fn one_process_is_gateway_and_controller_as_its_file_says() {
     // Told to end, both end.
     let told = Command::new("kill").args(["-TERM", &serve.0.id().to_string()]).status().expect("kill runs");
     assert!(told.success() && serve.0.wait().expect("it ends").success());
+}
+
+/// Two commands that read the authority, add to it and write it each kept only their own: what is not kept cannot be revoked.
+#[test]
+fn credentials_that_are_made_at_once_are_all_kept() {
+    const ADDED: usize = 24;
+    let folder = Folder::new("authority");
+    let path = |name: &str| folder.0.join(name).display().to_string();
+    let ran = groupcast(&["bus", "init", "--nodes", "n1", "--hosts", "h1", "--out", &path("cluster")], &[]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    let authority = path("cluster/authority.json");
+    let (path, named) = (&path, &authority);
+    let ran: Vec<_> = std::thread::scope(|scope| {
+        let add = |index: usize| {
+            scope.spawn(move || {
+                let (name, out) = (format!("c{index:02}"), path(&format!("c{index:02}.creds")));
+                // Every command that writes the authority, not one alone.
+                match index % 3 {
+                    0 => groupcast(&["host", "add", &name, "--authority", named, "--out", &out], &[]),
+                    1 => groupcast(&["bus", "add", "--hosts", &name, "--out", &path("cluster")], &[]),
+                    _ => groupcast(
+                        &["credential", "add", "--role", "controller", "--name", &name, "--authority", named, "--out", &out],
+                        &[],
+                    ),
+                }
+            })
+        };
+        let started: Vec<_> = (0..ADDED).map(add).collect();
+        started.into_iter().map(|thread| thread.join().expect("it runs")).collect()
+    });
+    assert!(ran.iter().all(|ran| ran.code == 0), "{ran:?}");
+    let listed = groupcast(&["credential", "list", "--authority", &authority, "-o", "name"], &[]).stdout;
+    let lost: Vec<String> = (0..ADDED).map(|index| format!("/c{index:02}")).filter(|name| !listed.contains(name)).collect();
+    assert!(lost.is_empty(), "{lost:?} are not in the authority: {listed}");
+    let hosts = std::fs::read_to_string(path("cluster/cluster.json")).expect("a plan");
+    assert!((0..ADDED).filter(|index| index % 3 == 1).all(|index| hosts.contains(&format!("c{index:02}"))), "{hosts}");
 }

@@ -217,8 +217,8 @@ async fn tokens_say_who_may_do_what() {
     let desk = Desk::start().await;
     let nobody = desk.admin.with_token("");
     for (method, path) in desk.admin.described.routes() {
-        // A host that joins shows its join token instead.
-        let open = ["/livez", "/readyz", "/metrics", "/openapi.json", "/v1/join"].contains(&path);
+        // A host that joins shows its join token instead, one that renews its credential the credential.
+        let open = ["/livez", "/readyz", "/metrics", "/openapi.json", "/v1/join", "/v1/renew"].contains(&path);
         let path = path.replace("{id}", "x").replace("{number}", "1");
         let answer = nobody.ask(method, &path, &[], None).await;
         assert_eq!(answer.status == 401, !open, "{method} {path}: {}", answer.text);
@@ -327,7 +327,9 @@ async fn everything_goes_out_and_documents_come_in_again() {
 async fn machines_can_look() {
     let desk = Desk::start().await;
     assert_eq!(desk.admin.get("/livez").await.text, "ok\n");
-    assert_eq!(desk.admin.get("/readyz").await.text, "ok\n");
+    // It serves, and says what is wrong: there is no controller.
+    let ready = desk.admin.get("/readyz").await;
+    assert!(ready.status == 200 && ready.text.starts_with("ready, but") && ready.text.contains("nobody leads"), "{}", ready.text);
     desk.admin.get("/v1/groups").await;
     let metrics = desk.admin.get("/metrics").await.text;
     for name in ["groupcast_http_requests_total", "groupcast_http_seconds", "groupcast_follow_sequence"] {

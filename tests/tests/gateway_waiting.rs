@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use groupcast_tests::control::{Plane, workload};
-use groupcast_tests::gateway::{Gateway, User, group, token};
+use groupcast_tests::gateway::{Folder, Gateway, User, group, groupcast, token};
 use groupcast_tests::world::eventually;
 use groupcast_topics::reader;
 use serde_json::{Value, json};
@@ -44,8 +44,10 @@ impl Events {
         socket.set_recv_buffer_size(4_096).expect("a small window");
         let mut stream = socket.connect(gateway.address).await.expect("connected");
         let last = last.map_or(String::new(), |last| format!("Last-Event-ID: {last}\r\n"));
-        let head =
-            format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {}\r\n{last}\r\n", user.token);
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer {}\r\n{last}\r\n",
+            user.token
+        );
         stream.write_all(head.as_bytes()).await.expect("sent");
         Self { stream, buffer: String::new() }
     }
@@ -222,4 +224,21 @@ async fn who_reads_too_slowly_is_cut_and_nobody_else_is() {
         assert!(event["missed"].as_u64().is_some_and(|missed| missed > 0), "{event}");
         assert!(slow.next("change").await.is_none(), "and that it is over");
     }
+}
+
+/// `apply --wait` of what was written before ended with 0 at once, also where no host had it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_written_before_is_waited_for_too() {
+    let stage = stage().await;
+    let folder = Folder::new("before");
+    let file = folder.0.join("web.yaml").display().to_string();
+    std::fs::write(&file, "kind: group\nid: web\nrules: [egress tcp 5433 to group:db]\n").expect("written");
+    let url = stage.gateway.url();
+    let environment = [("GROUPCAST_GATEWAY", url.as_str()), ("GROUPCAST_TOKEN", stage.user.token.as_str())];
+    // Nobody follows for h1.
+    for words in ["written", "nothing to do"] {
+        let ran = groupcast(&["apply", "-f", &file, "--wait", "--timeout", "2s"], &environment);
+        assert!(ran.code != 0 && ran.stderr.contains(words), "{ran:?}");
+    }
+    drop(stage.plane);
 }

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use groupcast_policy::model::{HealthCheck, Probe};
-use groupcast_tests::agent::{Agent, Island, isolated, own};
-use groupcast_tests::control::Plane;
+use groupcast_tests::agent::{Agent, Elsewhere, Island, ip, isolated, own};
 use groupcast_tests::enrolled::{
     GRACE, Guest, LEASE, SHORT, Sentinel, allowed, audited, causes, entries, gone, grant, host_entry, is_suspect, plane,
     put_template, registered, template, workload_entry,
@@ -17,7 +16,8 @@ fn d06_agent_restarts_are_no_exit_and_leave_and_remove_are() {
         let plane = plane(1).await;
         allowed(&plane, "vm", &["h1"]).await;
         let observer = plane.bus.observer("observer").await;
-        let mut agent = Agent::new(&plane.url(), "h1", &own("m1", "10.0.0.5"));
+        ip("link add gcw0 type veth peer name far0");
+        let mut agent = Agent::new(&plane.url(), "h1", &format!("claims = ['gcw*']\n{}", own("m1", "10.0.0.5")));
         agent.start().await;
         registered(&observer, "m1", 1).await;
         // Given by the local API too.
@@ -78,7 +78,7 @@ fn d12_an_agent_that_is_killed_is_suspect_and_then_deleted() {
         agent.kill();
         eventually("it is suspect", || is_suspect(&observer, "h1")).await;
         gone(&observer, "h1").await;
-        audited(&observer, "gc.reg.w.net.m1", "deleted").await;
+        audited(&observer, "gc.reg.w.m1", "deleted").await;
     });
 }
 
@@ -213,10 +213,10 @@ fn process(name: &str) -> std::process::Child {
 fn health_is_probed_as_the_template_says() {
     isolated(|| async {
         let plane = plane(1).await;
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let port = listener.local_addr().expect("an address").port();
-        let http = tokio::net::TcpListener::bind("127.0.0.2:0").await.expect("a port");
-        let http_port = http.local_addr().expect("an address").port();
+        let elsewhere = Elsewhere::new("wire0");
+        let (port, http_port) = (8_001, 8_002);
+        let listener = elsewhere.listen("10.0.7.2", port);
+        let http = elsewhere.listen("10.0.7.3", http_port);
         let name = format!("gcp{}", std::process::id());
         let mut running = process(&name);
         let probes = [
@@ -227,17 +227,16 @@ fn health_is_probed_as_the_template_says() {
         for (id, probe) in probes {
             let mut checked = template(id, &["h1"]);
             checked.health = Some(HealthCheck { probe, interval_seconds: 1 });
-            checked.prefixes.insert(groupcast_policy::net::Prefix::v4(0x7f00_0000, 8).expect("a prefix"));
             put_template(&plane, checked).await;
         }
-        grant_loopback(&plane).await;
+        grant(&plane, &["h1"]).await;
         let serving = tokio::spawn(answering(http, "200 OK"));
         let one = |id: &str, last: u8| {
             format!(
-                "[[enrol]]\nworkload = 'm-{id}'\ntemplate = '{id}'\nnetwork = 'net'\nspace = 'shop'\naddresses = ['127.0.0.{last}']\n"
+                "[[enrol]]\nworkload = 'm-{id}'\ntemplate = '{id}'\nnetwork = 'net'\nspace = 'shop'\naddresses = ['10.0.7.{last}']\n"
             )
         };
-        let mut agent = Agent::new(&plane.url(), "h1", &[one("tcp", 1), one("http", 2), one("process", 3)].concat());
+        let mut agent = Agent::new(&plane.url(), "h1", &[one("tcp", 2), one("http", 3), one("process", 4)].concat());
         agent.start().await;
         let observer = plane.bus.observer("observer").await;
         let unhealthy = |id: &'static str| {
@@ -251,21 +250,21 @@ fn health_is_probed_as_the_template_says() {
         drop(listener);
         eventually("nobody listens", || unhealthy("tcp")).await;
         assert!(!unhealthy("http").await && !unhealthy("process").await);
-        audited(&observer, "gc.reg.w.net.m-tcp", "health reported by its host").await;
+        audited(&observer, "gc.reg.w.m-tcp", "health reported by its host").await;
         serving.abort();
         let _ = serving.await;
-        let again = ("127.0.0.2", http_port);
-        let serving = tokio::spawn(answering(bound(again).await, "503 Service Unavailable"));
+        let again = || elsewhere.listen("10.0.7.3", http_port);
+        let serving = tokio::spawn(answering(again(), "503 Service Unavailable"));
         eventually("it answers that it is not well", || unhealthy("http")).await;
         assert!(!unhealthy("process").await);
         running.kill().expect("killed");
         running.wait().expect("ended");
         eventually("the process is gone", || unhealthy("process")).await;
         // And all of them back.
-        let _listener = bound(("127.0.0.1", port)).await;
+        let _listener = elsewhere.listen("10.0.7.2", port);
         serving.abort();
         let _ = serving.await;
-        let serving = tokio::spawn(answering(bound(again).await, "204 No Content"));
+        let serving = tokio::spawn(answering(again(), "204 No Content"));
         let mut running = process(&name);
         for id in ["tcp", "http", "process"] {
             eventually(&format!("{id} is well again"), || async { !unhealthy(id).await }).await;
@@ -283,18 +282,20 @@ fn health_is_probed_as_the_template_says() {
 fn health_is_checked_anew_as_soon_as_the_template_is_edited() {
     isolated(|| async {
         let plane = plane(2).await;
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        // The machine itself: its own addresses are its workload's.
+        ip("link add wire0 type veth peer name wire1");
+        ip("addr add 10.0.7.1/24 dev wire0");
+        let listener = tokio::net::TcpListener::bind("10.0.7.1:0").await.expect("a port");
         let (open, closed) = (listener.local_addr().expect("an address").port(), 1);
         let probing = |port| {
             let mut template = template("vm", &["h1"]);
             template.health = Some(HealthCheck { probe: Probe::Tcp { port }, interval_seconds: 1 });
-            template.prefixes.insert(groupcast_policy::net::Prefix::v4(0x7f00_0000, 8).expect("a prefix"));
             template
         };
         put_template(&plane, probing(open)).await;
-        grant_loopback(&plane).await;
+        grant(&plane, &["h1"]).await;
         let observer = plane.bus.observer("observer").await;
-        let mut agent = Agent::new(&plane.url(), "h1", &own("m1", "127.0.0.1"));
+        let mut agent = Agent::new(&plane.url(), "h1", &own("m1", "10.0.7.1"));
         agent.start().await;
         registered(&observer, "m1", 1).await;
         let unhealthy = || async { workload_entry(&observer, "m1").await.is_some_and(|entry| entry["unhealthy"] == true) };
@@ -310,27 +311,4 @@ fn health_is_checked_anew_as_soon_as_the_template_is_edited() {
         }
         assert_eq!(workload_entry(&observer, "m1").await.expect("an entry")["incarnation"], 1, "the same life");
     });
-}
-
-/// A port that was ours a moment ago.
-async fn bound(address: (&str, u16)) -> tokio::net::TcpListener {
-    let start = std::time::Instant::now();
-    loop {
-        match tokio::net::TcpListener::bind(address).await {
-            Ok(listener) => return listener,
-            Err(error) => assert!(start.elapsed() < groupcast_tests::world::DEADLINE, "{error}"),
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
-}
-
-async fn grant_loopback(plane: &Plane) {
-    use groupcast_control::change::{Change, Expected, Write};
-    use groupcast_control::registration::grant::Grant;
-    grant(plane, &["h1"]).await;
-    let everywhere = groupcast_policy::net::Prefix::v4(0, 0).expect("a prefix");
-    let granted = Grant::new("h1".parse().expect("an id"), vec![everywhere]);
-    let writes = vec![Write::put(granted.document().expect("a document"), Expected::Any)];
-    let change = Change { author: "test".into(), reason: String::new(), key: None, writes };
-    plane.catalog.write(&change, None).await.expect("written");
 }

@@ -1,112 +1,16 @@
 //! Hosts that try to be somebody else, on a bus with real credentials; joining with a token; and a credential that is rotated.
 
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use groupcast_bus_config::accounts::Role;
-use groupcast_bus_config::connect::{self, Event, Events, Identity, Options};
-use groupcast_bus_config::credentials::{Authority, OwnKey};
-use groupcast_bus_config::server::{Config, Server};
-use groupcast_bus_config::{streams, subjects};
-use groupcast_control::catalog::Catalog;
-use groupcast_control::change::{Change, Expected, Write};
-use groupcast_control::document::Document;
-use groupcast_control::registration::grant::Grant;
+use groupcast_bus_config::credentials::OwnKey;
+use groupcast_bus_config::subjects;
 use groupcast_messages::{Ack, Beat, HostState, Register};
-use groupcast_policy::ids::HostId;
 use groupcast_policy::net::Prefix;
-use groupcast_tests::control::Controller;
-use groupcast_tests::enrolled::{Guest, LEAD, SHORT, asked, audited, entries, gone, incarnation, refusal, refusals, template};
-use groupcast_tests::gateway::{Gateway, User, groupcast};
-use groupcast_tests::world::{DEADLINE, eventually};
+use groupcast_tests::enrolled::{Guest, SHORT, asked, audited, entries, gone, incarnation, refusal, refusals};
+use groupcast_tests::gateway::groupcast;
+use groupcast_tests::installation::{Guarded, Installation, denied, id};
+use groupcast_tests::world::eventually;
 use serde_json::json;
-
-struct Installation {
-    authority: Authority,
-    folder: PathBuf,
-    server: Server,
-    /// As a controller sees the bus.
-    client: async_nats::Client,
-    _controller: Controller,
-}
-
-fn id(text: &str) -> HostId {
-    text.parse().expect("an id")
-}
-
-async fn allow(client: &async_nats::Client, template_id: &str, hosts: &[&str], network: Prefix) {
-    let template = template(template_id, hosts);
-    let mut writes = vec![Write::put(Document::Template(std::sync::Arc::new(template)), Expected::Any)];
-    for host in hosts {
-        let grant = Grant::new(id(host), vec![network]);
-        writes.push(Write::put(grant.document().expect("a document"), Expected::Any));
-    }
-    let change = Change { author: "test".into(), reason: String::new(), key: None, writes };
-    Catalog::new(client.clone()).write(&change, None).await.expect("written");
-}
-
-impl Installation {
-    async fn start() -> Self {
-        let folder = groupcast_tests::gateway::scratch("installation");
-        std::fs::create_dir_all(&folder).expect("a folder");
-        let mut authority = Authority::new();
-        for (role, name) in [(Role::Controller, "c1"), (Role::Controller, "c2"), (Role::Gateway, "g")] {
-            let credential = authority.mint(role, &id(name), None, SystemTime::now()).expect("minted");
-            credential.save(&folder.join(format!("{name}.creds"))).expect("saved");
-        }
-        let config = Config::plain().with(authority.server_config("accounts").expect("a configuration"));
-        let server = Server::start(config).await.expect("a server");
-        let options =
-            Options::new(&[server.url()], Role::Controller, &id("c2")).identity(Identity::File(folder.join("c2.creds")));
-        let (client, _events) = connect::connect(options).await.expect("connected");
-        streams::ensure(&client, 1).await.expect("the streams");
-        // Nobody leads a bus on which nothing was ever written.
-        allow(&client, "first", &[], ten(0)).await;
-        let credentials = folder.join("c1.creds").display().to_string();
-        let more: Vec<&str> = SHORT.iter().copied().chain(["--credentials", &credentials]).collect();
-        let mut controller = Controller::start(&server.url(), "c1", LEAD, &more);
-        controller.ready().await;
-        controller.publishing().await;
-        Self { authority, folder, server, client, _controller: controller }
-    }
-
-    async fn allow(&self, template_id: &str, hosts: &[&str], network: Prefix) {
-        allow(&self.client, template_id, hosts, network).await;
-    }
-
-    fn mint(&mut self, host: &str, file: &str) -> PathBuf {
-        let path = self.folder.join(file);
-        let credential = self.authority.mint(Role::Host, &id(host), None, SystemTime::now()).expect("minted");
-        credential.save(&path).expect("saved");
-        path
-    }
-
-    async fn connect(&self, host: &str, path: PathBuf) -> (async_nats::Client, Events) {
-        let options = Options::new(&[self.server.url()], Role::Host, &id(host))
-            .identity(Identity::File(path))
-            .reconnect_delay_max(Duration::from_millis(100));
-        connect::connect(options).await.expect("connected")
-    }
-}
-
-impl Drop for Installation {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
-}
-
-/// Waits until the bus denies something to this client.
-async fn denied(events: &mut Events, what: &str) {
-    let wait = async {
-        while let Some(event) = events.next().await {
-            if matches!(&event, Event::Denied(reason) if reason.contains(what)) {
-                return;
-            }
-        }
-        panic!("the connection ended");
-    };
-    tokio::time::timeout(DEADLINE, wait).await.unwrap_or_else(|_| panic!("the bus did not deny {what}"));
-}
 
 fn ten(third: u32) -> Prefix {
     Prefix::v4(0x0a00_0000 + (third << 8), 24).expect("a prefix")
@@ -114,12 +18,12 @@ fn ten(third: u32) -> Prefix {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_speaks_as_another_is_refused_by_the_bus_or_the_registrar() {
-    let mut world = Installation::start().await;
+    let mut world = Guarded::start(&[], &SHORT).await;
     world.allow("vm", &["h1"], ten(0)).await;
     world.allow("theirs", &["h2"], ten(1)).await;
     let (one, two) = (world.mint("h1", "h1.creds"), world.mint("h2", "h2.creds"));
-    let (h1, _events) = world.connect("h1", one).await;
-    let (h2, mut events) = world.connect("h2", two).await;
+    let (h1, _events) = world.connect("h1", &one).await;
+    let (h2, mut events) = world.connect("h2", &two).await;
     let victim = Guest::with(h1, "h1", 1).await;
     assert_eq!(victim.settle("vm", "w1", 5).await, 1);
     let before = entries(&world.client).await;
@@ -197,31 +101,15 @@ async fn a_host_that_speaks_as_another_is_refused_by_the_bus_or_the_registrar() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_join_token_works_once_for_one_host_a_short_time_and_binds_to_the_first_key() {
-    let world = Installation::start().await;
-    let signer = world.folder.join("signer.json");
-    world.authority.host_signer().expect("a signer").save(&signer).expect("saved");
-    let credentials = world.folder.join("g.creds").display().to_string();
-    let on_bus = ["--on-bus", "--server", &world.server.url(), "--credentials", &credentials, "--name", "g"];
-    let made = groupcast(&[&["token", "add", "root", "--role", "admin"][..], &on_bus].concat(), &[]);
-    assert_eq!(made.code, 0, "{made:?}");
-    let signer = signer.display().to_string();
-    let gateway = Gateway::start(&world.server.url(), &["--credentials", &credentials, "--host-signer", &signer]).await;
-    let admin = User::new(&gateway, made.stdout.trim()).await;
-    world.allow("vm", &["h1"], ten(0)).await;
-
-    let url = gateway.url();
-    let environment = [("GROUPCAST_GATEWAY", url.as_str()), ("GROUPCAST_TOKEN", made.stdout.trim())];
-    let nobody = groupcast(&["host", "token", "h9"], &environment);
-    assert_eq!(nobody.code, 4, "{nobody:?}");
-    let added = groupcast(&["host", "add", "h1", "--networks", "10.0.0.0/24"], &environment);
-    assert_eq!(added.code, 0, "{added:?}");
-    let token = groupcast(&["host", "token", "h1"], &environment);
-    assert_eq!(token.code, 0, "{token:?}");
-    let token = token.stdout.trim().to_owned();
+    let world = Installation::start(&[]).await;
+    let admin = &world.admin;
+    assert_eq!(world.host(&["token", "h9"]).code, 4, "nobody");
+    world.does(&["add", "h1", "--networks", "10.0.0.0/24"]);
+    let token = world.join_token("h1");
 
     let anybody = admin.with_token("");
     let (key, other) = (OwnKey::new(), OwnKey::new());
-    let join = |token: &str, key: &OwnKey| json!({ "token": token, "public_key": key.public_key() });
+    let join = |token: &str, key: &OwnKey| json!({ "token": token, "public_key": key.public_key(), "proof": key.prove(token).expect("signed") });
     let wrong = anybody.post("/v1/join", join("gcj_h1.AAAA", &key), &[]).await;
     assert_eq!(wrong.status, 403, "{}", wrong.text);
     let joined = anybody.post("/v1/join", join(&token, &key), &[]).await;
@@ -235,14 +123,12 @@ async fn a_join_token_works_once_for_one_host_a_short_time_and_binds_to_the_firs
     let credential = joined.body["credential"].as_str().expect("a credential");
     let file = world.folder.join("h1.creds");
     key.save(&id("h1"), credential, &file).expect("saved");
-    let (client, _events) = world.connect("h1", file).await;
+    let (client, _events) = world.connect("h1", &file).await;
     let guest = Guest::with(client, "h1", 1).await;
-    assert_eq!(incarnation(&guest.enrol("vm", vec![asked("w1", 5)]).await), 1);
+    assert_eq!(guest.settle("vm", "w1", 5).await, 1);
     let stolen = world.folder.join("stolen.creds");
     other.save(&id("h1"), credential, &stolen).expect("saved");
-    let options = Options::new(&[world.server.url()], Role::Host, &id("h1")).identity(Identity::File(stolen));
-    let refused = tokio::time::timeout(Duration::from_secs(5), connect::connect(options)).await;
-    assert!(!matches!(refused, Ok(Ok(_))), "a credential without its key is nothing");
+    assert!(!world.lets_in("h1", &stolen).await, "a credential without its key is nothing");
 
     // A new token is another; one that is not used in time is void.
     let short = admin.post("/v1/hosts/h1/token", json!({ "life": "1s" }), &[]).await;
@@ -261,14 +147,36 @@ async fn a_join_token_works_once_for_one_host_a_short_time_and_binds_to_the_firs
     assert!(reason.contains("host h1 is not known"), "{reason}");
 }
 
+/// A host joined with the public key of another. When it was removed, that key was revoked, and the other was cut off for good.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_joins_with_the_key_of_another() {
+    let world = Installation::start(&[]).await;
+    for host in ["h1", "h2"] {
+        world.does(&["add", host, "--networks", "10.0.0.0/24"]);
+    }
+    let (victim, file) = world.joined("h1", "h1.creds").await;
+    let (token, own) = (world.join_token("h2"), OwnKey::new());
+    let proofs =
+        [own.prove(&token).expect("signed"), victim.prove("gcj_h1.AAAA").expect("signed"), String::new(), "%".repeat(86)];
+    for proof in proofs {
+        let body = json!({ "token": token, "public_key": victim.public_key(), "proof": proof });
+        let refused = world.admin.with_token("").post("/v1/join", body, &[]).await;
+        assert!(refused.status == 403 && refused.text.contains("the proof"), "{}", refused.text);
+    }
+    assert!(world.listed("h2").is_empty(), "nothing was bound");
+    let joined = world.join(&token, &own).await;
+    assert_eq!(joined.status, 200, "its own token is still good: {}", joined.text);
+    assert!(world.lets_in("h1", &file).await);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_credential_is_rotated_without_a_gap() {
-    let mut world = Installation::start().await;
+    let mut world = Guarded::start(&[], &SHORT).await;
     world.allow("vm", &["h1"], ten(0)).await;
     let authority = world.folder.join("authority.json");
     let file = world.mint("h1", "h1.creds");
     world.authority.save(&authority).expect("saved");
-    let (client, _events) = world.connect("h1", file.clone()).await;
+    let (client, _events) = world.connect("h1", &file).await;
     let guest = Guest::with(client, "h1", 1).await;
     guest.settle("vm", "w1", 5).await;
     let before = entries(&world.client).await;
@@ -276,7 +184,8 @@ async fn a_credential_is_rotated_without_a_gap() {
     let (path, out) = (authority.display().to_string(), file.display().to_string());
     let added = groupcast(&["host", "add", "h1", "--authority", &path, "--out", &out], &[]);
     assert_eq!(added.code, 0, "{added:?}");
-    let retired = groupcast(&["host", "retire", "h1", "--authority", &path, "--server", &world.server.url()], &[]);
+    let retired =
+        groupcast(&["host", "retire", "h1", "--without-gateway", "--authority", &path, "--server", &world.server.url()], &[]);
     assert!(retired.code == 0 && retired.stderr.contains("1 credentials"), "{retired:?}");
     eventually("it speaks with the new one", || async {
         let asked = guest.enrol("vm", vec![asked("w1", 5)]);
@@ -286,7 +195,8 @@ async fn a_credential_is_rotated_without_a_gap() {
     assert_eq!(entries(&world.client).await, before, "nobody noticed");
     assert_eq!(guest.told(), 0);
     // And without a new one it is cut off.
-    let removed = groupcast(&["host", "remove", "h1", "--authority", &path, "--server", &world.server.url()], &[]);
+    let removed =
+        groupcast(&["host", "remove", "h1", "--without-gateway", "--authority", &path, "--server", &world.server.url()], &[]);
     assert_eq!(removed.code, 0, "{removed:?}");
     gone(&world.client, "h1").await;
 }

@@ -30,7 +30,7 @@ fn d13_an_agent_killed_and_then_the_controller_that_missed_it_the_next_one_delet
         let waited = deleted_at(&observer, "h1").await.duration_since(killed_at).expect("after it was killed");
         assert!(waited >= LEASE + GRACE, "deleted {waited:?} after the controller was killed");
         gone(&observer, "h1").await;
-        audited(&observer, "gc.reg.w.net.m1", "deleted").await;
+        audited(&observer, "gc.reg.w.m1", "deleted").await;
     });
 }
 
@@ -67,7 +67,7 @@ fn d15_a_farewell_of_an_earlier_boot_that_arrives_after_the_next_has_enrolled_is
         assert!(after.remove("gc.reg.r.h1").is_some(), "a trace of the refusal");
         assert_eq!(after, before, "and nothing else is written");
         assert!(new.registered("m1").is_some_and(|one| one["incarnation"] == 2));
-        let ends = causes(&observer, "gc.reg.w.net.m1").await;
+        let ends = causes(&observer, "gc.reg.w.m1").await;
         assert!(ends.iter().all(|cause| cause.contains("enrolled")), "{ends:?}");
     });
 }
@@ -75,7 +75,7 @@ fn d15_a_farewell_of_an_earlier_boot_that_arrives_after_the_next_has_enrolled_is
 /// All of an entry or nothing.
 async fn is_whole(observer: &async_nats::Client) -> bool {
     let all = entries(observer).await;
-    let found = ["gc.reg.h.h1", "gc.reg.w.net.m1", "gc.reg.a.net.0a000005"].map(|subject| all.contains_key(subject));
+    let found = ["gc.reg.h.h1", "gc.reg.w.m1", "gc.reg.a.net.0a000005"].map(|subject| all.contains_key(subject));
     assert!(found == [true; 3] || found == [false; 3], "{all:?}");
     found[0]
 }

@@ -38,7 +38,7 @@ async fn d10_one_address_has_one_holder_also_under_a_race() {
     }
     let all = entries(&guests[0].client).await;
     let of = |kind: &str| all.keys().filter(|subject| subject.starts_with(kind)).count();
-    assert_eq!((of("gc.reg.a.net."), of("gc.reg.w.net.")), (10, 10), "no claim without its workload, and the other way round");
+    assert_eq!((of("gc.reg.a.net."), of("gc.reg.w.")), (10, 10), "no claim without its workload, and the other way round");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -53,7 +53,7 @@ async fn d11_a_crash_and_reboot_with_the_same_address_is_another_life_and_no_dup
     assert_eq!(incarnation(&second.enrol("vm", vec![asked("w1", 6)]).await), 2);
     let all = entries(&second.client).await;
     let subjects: Vec<&str> = all.keys().filter(|subject| !subject.starts_with("gc.reg.h.")).map(String::as_str).collect();
-    assert_eq!(subjects, ["gc.reg.a.net.0a000006", "gc.reg.w.net.w1"], "what the earlier boot left is gone");
+    assert_eq!(subjects, ["gc.reg.a.net.0a000006", "gc.reg.w.w1"], "what the earlier boot left is gone");
     assert_eq!(incarnation(&second.enrol("vm", vec![asked("w1", 6)]).await), 2, "and again the same life");
 }
 
@@ -76,7 +76,7 @@ async fn d12_who_never_reconnects_is_suspect_then_deleted_and_one_removal_is_sen
     audited(&observer, "gc.reg.h.h1", "deleted").await;
     // Nothing more comes: whoever judges has looked at everybody again since.
     Sentinel::new(&plane, "sentinel").await.passes(&observer).await;
-    let removals = causes(&observer, "gc.reg.w.net.w-h1").await;
+    let removals = causes(&observer, "gc.reg.w.w-h1").await;
     assert_eq!(removals.iter().filter(|cause| cause.contains("deleted")).count(), 1, "{removals:?}");
     assert!(host_entry(&observer, "h2").await.is_some() && host_entry(&observer, "h3").await.is_some());
 }
@@ -158,7 +158,7 @@ async fn d16_a_disconnect_before_the_entry_is_written_leaks_nothing() {
     }
     // Whatever was written is whole, and goes when nobody beats for it.
     let all = entries(&observer).await;
-    let whole = ["gc.reg.h.h1", "gc.reg.w.net.w1", "gc.reg.a.net.0a000005"].map(|subject| all.contains_key(subject));
+    let whole = ["gc.reg.h.h1", "gc.reg.w.w1", "gc.reg.a.net.0a000005"].map(|subject| all.contains_key(subject));
     assert!(whole == [true; 3] || whole == [false; 3], "{all:?}");
     gone(&observer, "h1").await;
 }

@@ -68,7 +68,7 @@ impl<T> Assembler<T> {
         // Nothing behind it: whatever replaced something is read.
         self.hole = self.hole.filter(|open| *open > 0 && pending > 0);
         let open = batch.as_ref().is_some_and(|batch| !batch.commit);
-        if !open {
+        if !open || batch.as_ref().is_some_and(|batch| batch.ends) {
             self.ends.push(sequence);
         }
         let loading = self.load_to.is_some_and(|last| sequence < last && pending > 0);
@@ -89,7 +89,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn piece(sequence: u64, pending: u64, batch: Option<(&str, bool)>) -> Piece<u64> {
-        let batch = batch.map(|(id, commit)| InBatch { id: id.to_owned(), commit });
+        let batch = batch.map(|(id, commit)| InBatch { id: id.to_owned(), commit, ends: false });
         Piece { sequence, pending, batch, content: sequence }
     }
 
@@ -98,6 +98,22 @@ mod tests {
         let mut assembler = Assembler::new(last);
         assembler.begin();
         pieces.iter().map(|p| assembler.push(p.clone()).map(|whole| whole.contents)).collect()
+    }
+
+    #[test]
+    fn changes_that_share_a_batch_end_where_they_say() {
+        let mut assembler = Assembler::new(0);
+        assembler.begin();
+        let shared = |sequence: u64, commit: bool, ends: bool| {
+            let batch = Some(InBatch { id: "b".to_owned(), commit, ends });
+            Piece { sequence, pending: 0, batch, content: sequence }
+        };
+        let wholes: Vec<_> = [shared(1, false, true), shared(2, false, false), shared(3, false, true), shared(4, true, true)]
+            .into_iter()
+            .filter_map(|piece| assembler.push(piece))
+            .collect();
+        assert_eq!(wholes.len(), 1, "they appear together");
+        assert_eq!((wholes[0].ends.as_slice(), wholes[0].through), ([1, 3, 4].as_slice(), 4));
     }
 
     #[test]
@@ -186,7 +202,7 @@ mod tests {
                     read = next + 1;
                     let pending = (read..written).filter(|at| kept(*at)).count() as u64;
                     let (subject, change, last) = log[next];
-                    let batch = (size(change) > 1).then(|| InBatch { id: change.to_string(), commit: last });
+                    let batch = (size(change) > 1).then(|| InBatch { id: change.to_string(), commit: last, ends: false });
                     let piece = Piece { sequence: next as u64 + 1, pending, batch, content: (subject, next + 1) };
                     if let Some(whole) = assembler.push(piece) {
                         whole.contents.iter().for_each(|(subject, at)| held[*subject] = *at);

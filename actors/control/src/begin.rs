@@ -52,7 +52,7 @@ pub async fn begin(client: &Client, author: &str, now: SystemTime) -> Result<Beg
         }
     }
     let registered = |entry: &crate::log::Entry| match subjects::parse_registry(&entry.subject)? {
-        RegistryKey::Workload(_, id) => Some(format!("workload {id}")),
+        RegistryKey::Workload(id) | RegistryKey::FormerWorkload(_, id) => Some(format!("workload {id}")),
         RegistryKey::Host(id) => Some(format!("host {id}")),
         // Refusals and freezes are written about those who are not there.
         _ => None,

@@ -8,9 +8,10 @@ use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use crate::document::{DOCUMENT_BYTES_MAX, Document, Name};
 use crate::estimate::Estimate;
+use crate::log::WRITE_MESSAGES_MAX;
 
-/// Documents of one change: what one atomic batch takes, less the change record that leads it.
-pub const CHANGE_DOCUMENTS_MAX: usize = BATCH_MESSAGES_MAX - 1;
+/// Documents of one change: what can be stored together, less the change record that leads it.
+pub const CHANGE_DOCUMENTS_MAX: usize = WRITE_MESSAGES_MAX - 1;
 /// All documents of one change together, in bytes.
 pub const CHANGE_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Longest author in bytes.
@@ -150,22 +151,22 @@ impl Change {
 }
 
 impl Change {
-    /// Whether it can be published as one batch.
-    pub fn fits(&self, estimate: &dyn Estimate) -> Result<(), Invalid> {
+    /// Whether it can be published as one batch; how many messages that takes at most.
+    pub fn fits(&self, estimate: &dyn Estimate) -> Result<usize, Invalid> {
         let events: Vec<Event> = self.writes.iter().filter_map(Write::event).collect();
         let messages = estimate.messages(&events);
-        if messages > BATCH_MESSAGES_MAX { Err(Invalid::TooWide { messages }) } else { Ok(()) }
+        if messages > BATCH_MESSAGES_MAX { Err(Invalid::TooWide { messages }) } else { Ok(messages) }
     }
 }
 
 fn plain(field: &'static str, text: &str, max: usize) -> Result<(), Invalid> {
-    if text.len() <= max && !text.chars().any(char::is_control) {
+    if text.len() <= max && !text.chars().any(groupcast_policy::text::is_deceptive) {
         return Ok(());
     }
     Err(Invalid::Field { field, bytes: text.len(), max })
 }
 
-/// Leads the batch of a change of several documents, under a name made from the idempotency key. It says nothing about which
+/// Leads the batch of a change of several documents, or goes before a document of its own, under a name made from the idempotency key. It says nothing about which
 /// documents follow: they lie right behind it, and a list of them would not fit into one message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -177,6 +178,18 @@ pub struct Record {
     pub documents: u64,
     /// Tells a repetition from another change with the same key.
     pub content: String,
+    /// Where its one document is written by itself. Who does not know this field cannot read the record, and takes the key for used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promised: Option<Promised>,
+}
+
+/// The one place in the stream where a promised document may be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Promised {
+    pub subject: String,
+    /// The sequence of the version that it replaces, 0 for none.
+    pub after: u64,
 }
 
 /// Names the record of a change with this key.
@@ -287,7 +300,7 @@ mod tests {
                 self.0
             }
         }
-        assert_eq!(change(vec![put("a")]).fits(&Always(BATCH_MESSAGES_MAX)), Ok(()));
+        assert_eq!(change(vec![put("a")]).fits(&Always(BATCH_MESSAGES_MAX)), Ok(BATCH_MESSAGES_MAX));
         let refused = change(vec![put("a")]).fits(&Always(BATCH_MESSAGES_MAX + 1));
         assert_eq!(refused, Err(Invalid::TooWide { messages: BATCH_MESSAGES_MAX + 1 }));
     }

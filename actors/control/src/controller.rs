@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use actix::prelude::*;
 use async_nats::Client;
 use groupcast_bus_config::accounts::Role;
+use groupcast_bus_config::alive::{self, Login};
 use groupcast_bus_config::{connect, streams, subjects};
 use groupcast_policy::ids::{HostId, SourceId, TemplateId};
 use groupcast_policy::model::World;
 pub use groupcast_topics::convergence::Standing;
-use groupcast_topics::nats::{Compile, NodeHandle, spawn_node};
-use groupcast_topics::node;
-use tokio::sync::{broadcast, oneshot};
+use groupcast_topics::nats::{Compile, Ears, NodeHandle, spawn_node_hearing};
+use groupcast_topics::node::{self, Vacancy};
+use tokio::sync::{broadcast, oneshot, watch};
 
 use crate::actors::RETRY_PAUSE;
 use crate::actors::compiler::{CompilerActor, GetWorld, Look, Meet, Neighbours, Want};
@@ -25,15 +26,18 @@ use crate::actors::liveness::{AskHosts, Confirm, Liveness, LivenessView, LookAtL
 use crate::actors::reaper::{Expel, Reaper};
 use crate::actors::registrar::Registrar;
 use crate::actors::source::SourceActor;
+use crate::audit::Audit;
+use crate::feed::Health;
+use crate::fence::Fences;
 use crate::log::Log;
 use crate::mirror::Origin;
 use crate::names;
 use crate::progress::Progress;
-use crate::registration;
 use crate::source::config::Source;
 use crate::source::service::Sources;
 use crate::stage::View;
 use crate::watchdog::{Dead, Watchdog};
+use crate::{registration, registry};
 
 /// How long a leader that lets go may take; then the process ends all the same.
 pub const RESIGN_DEADLINE: Duration = Duration::from_secs(3);
@@ -92,6 +96,8 @@ pub enum Error {
     #[error(transparent)]
     Streams(#[from] streams::Error),
     #[error(transparent)]
+    Registry(#[from] registry::Error),
+    #[error(transparent)]
     Dead(#[from] Dead),
 }
 
@@ -102,12 +108,21 @@ pub struct Status {
     pub node: NodeView,
     pub convergence: ConvergenceView,
     pub liveness: LivenessView,
+    /// A stream that is not followed to its head, since when and why.
+    pub lost: Option<String>,
+    /// The connection on which it hears hosts is away, and not only for a moment.
+    pub deaf: bool,
 }
 
 impl Status {
-    /// Has read everything, and holds everything that is published: it can serve hosts and lead.
+    /// Has read everything and goes on reading, holds everything that is published and hears hosts: it can serve them and lead.
     pub fn is_ready(&self) -> bool {
-        self.compiler.loaded && self.node.synced
+        self.compiler.loaded && self.node.synced && self.lost.is_none() && !self.deaf
+    }
+
+    /// Nobody leads though somebody should: on a blank bus nobody may.
+    pub fn vacancy(&self) -> Option<&Vacancy> {
+        self.node.vacancy.as_ref().filter(|_| !self.compiler.blank)
     }
 }
 
@@ -120,6 +135,15 @@ pub struct Controller {
     watchdog: Watchdog,
     node: Arc<NodeHandle>,
     clients: [Client; 2],
+    /// Whether the bus lets the second of them in.
+    login: Login,
+    healths: [(Origin, Health); 2],
+    /// Each keeps its connection at a server that is of use.
+    _guards: [connect::Guard; 3],
+    fitness: tokio::task::JoinHandle<()>,
+    ears: Ears,
+    /// What waits for others is told before the runtime goes.
+    ending: watch::Sender<bool>,
     thread: Arbiter,
 }
 
@@ -128,11 +152,28 @@ impl Controller {
     /// run that are no actor's.
     pub async fn start(settings: Settings, runtime: tokio::runtime::Handle) -> Result<Self, Error> {
         let clock = Instant::now();
-        // Two connections: what hosts send must not hold up what the streams say.
+        // What hosts send must not hold up what the streams say, nor the other way round: a connection for each.
         let (topics, topics_events) = connect::connect(settings.options()).await?;
+        let (heard, heard_events) = connect::connect(settings.options()).await?;
+        let (ears, heard_guard) = {
+            let _in = runtime.enter();
+            let guard = heard_events.guard(&heard);
+            (Ears::new(heard, heard_events), guard)
+        };
         let (follow, mut follow_events) = connect::connect(settings.options()).await?;
-        runtime.spawn(async move { while follow_events.next().await.is_some() {} });
+        let guards = {
+            let _in = runtime.enter();
+            [topics_events.guard(&topics), follow_events.guard(&follow), heard_guard]
+        };
+        let login = Login::default();
+        let heard_login = login.clone();
+        runtime.spawn(async move {
+            while let Some(event) = follow_events.next().await {
+                heard_login.heard(&event);
+            }
+        });
         streams::ensure(&follow, settings.replicas).await?;
+        registry::upgrade::upgrade(&follow).await?;
 
         let thread = Arbiter::new();
         let compiler = Supervisor::start_in_arbiter(&thread.handle(), move |_| CompilerActor::new(clock));
@@ -145,8 +186,8 @@ impl Controller {
         let compile = compile(compiler.clone(), follow.clone(), runtime.clone());
         let node = {
             let _in = runtime.enter();
-            let (topics, replicas) = (topics.clone(), settings.replicas);
-            Arc::new(spawn_node(topics, topics_events, node_settings, replicas, seed(), compile))
+            let (topics, replicas, ears) = (topics.clone(), settings.replicas, ears.clone());
+            Arc::new(spawn_node_hearing(ears, topics, topics_events, node_settings, replicas, seed(), compile))
         };
         let convergence = {
             let node = node.clone();
@@ -157,17 +198,20 @@ impl Controller {
             Supervisor::start(move |_| Fanout::new(node))
         };
         let registrar = {
-            let (client, runtime) = (follow.clone(), runtime.clone());
-            Supervisor::start(move |_| Registrar::new(client, runtime))
+            let (client, ears, runtime) = (follow.clone(), ears.clone(), runtime.clone());
+            Supervisor::start(move |_| Registrar::new(client, ears, runtime))
         };
+        let fences = Fences::new(&follow);
+        runtime.spawn(fences.clone().keep(node.leading()));
+        runtime.spawn(Audit::new(follow.clone()).watch());
         let reaper = {
-            let client = follow.clone();
-            Supervisor::start(move |_| Reaper::new(client))
+            let (client, fences, leading) = (follow.clone(), fences.clone(), node.leading());
+            Supervisor::start(move |_| Reaper::new(client, fences, leading))
         };
         let liveness = {
-            // A connection of its own, without the streams' traffic: what hosts say must not wait.
-            let (own, options, leading) = (settings.registration, settings.options(), node.leading());
-            let (reaper, client, runtime) = (reaper.clone().recipient(), follow.clone(), runtime.clone());
+            let (own, options, leading) = (settings.registration, (settings.options(), ears.clone()), node.leading());
+            let reaper = (reaper.clone().recipient(), reaper.clone().recipient());
+            let (client, runtime) = (follow.clone(), runtime.clone());
             Supervisor::start(move |_| Liveness::new(own, options, leading, reaper, client, runtime))
         };
         let leadership = Leadership::new(node.clone(), compiler.clone().recipient()).start();
@@ -179,11 +223,14 @@ impl Controller {
             touched_nothing: convergence.clone().recipient(),
         };
         compiler.send(Meet(neighbours)).await.map_err(|_| dead("compiler"))?;
-        let [catalog, registry] = [Origin::Catalog, Origin::Registry].map(|origin| {
+        let healths = [Origin::Catalog, Origin::Registry].map(|origin| (origin, Health::default()));
+        let [catalog, registry] = healths.clone().map(|(origin, health)| {
             let (client, next, runtime) = (follow.clone(), compiler.clone().recipient(), runtime.clone());
-            Supervisor::start(move |_| Follower::new(origin, client, next, clock, runtime))
+            Supervisor::start(move |_| Follower::new(origin, client, next, clock, runtime, health))
         });
-        let sources = sources(&settings, &follow, &node, &runtime);
+        let fitness = runtime.spawn(keep_fit(node.clone(), healths.clone().map(|(_, health)| health)));
+        let (ending, _) = watch::channel(false);
+        let sources = sources(&settings, &follow, &fences, &node, &ending, &runtime);
         runtime.spawn(Sources::new(sources.clone()).serve(follow.clone(), node.leading()));
         let mut watchdog = Watchdog::default()
             .watch("compiler", compiler.clone().recipient())
@@ -199,7 +246,23 @@ impl Controller {
             watchdog = watchdog.watch("source", source.recipient());
         }
         let clients = [topics, follow];
-        Ok(Self { compiler, convergence, leadership, liveness, reaper, watchdog, node, clients, thread })
+        Ok(Self {
+            compiler,
+            convergence,
+            leadership,
+            liveness,
+            reaper,
+            watchdog,
+            node,
+            clients,
+            login,
+            healths,
+            _guards: guards,
+            fitness,
+            ears,
+            ending,
+            thread,
+        })
     }
 
     pub async fn status(&self) -> Result<Status, Error> {
@@ -215,8 +278,14 @@ impl Controller {
             metrics::counter!(names::BUS_SENT_BYTES, "connection" => name).absolute(sent);
             metrics::counter!(names::BUS_RECEIVED_BYTES, "connection" => name).absolute(received);
         }
+        for counted in self.ears.tallied() {
+            metrics::counter!(names::HEARD, "kind" => counted.kind).absolute(counted.heard);
+            metrics::counter!(names::UNHEARD, "kind" => counted.kind).absolute(counted.unheard);
+        }
         metrics::gauge!(names::PUBLISHED_TOPICS).set(node.topics as f64);
-        Ok(Status { compiler, node, convergence, liveness })
+        let lost = self.healths.iter().find_map(|(origin, health)| health.lost().map(|lost| lost.said_of(origin.as_str())));
+        let deaf = self.ears.hearing().borrow().is_deaf(Instant::now());
+        Ok(Status { compiler, node, convergence, liveness, lost, deaf })
     }
 
     /// Fails when an actor does not answer any more.
@@ -229,8 +298,20 @@ impl Controller {
         self.convergence.send(AskProgress(change)).await.map_err(|_| dead("convergence"))
     }
 
+    /// When the CATALOG was made that is followed: numbers of changes are of that stream alone.
+    pub fn catalog_stream(&self) -> String {
+        let [(_, catalog), _] = &self.healths;
+        catalog.streams().borrow().clone()
+    }
+
     pub async fn span(&self, change: u64) -> Result<Option<Vec<HostId>>, Error> {
         self.convergence.send(AskSpan(change)).await.map_err(|_| dead("convergence"))
+    }
+
+    /// Has the bus judge a write that it refuses: that a connection stands says nothing.
+    pub async fn bus_takes_writes(&self, within: Duration) -> Result<Duration, alive::Error> {
+        let [_, follow] = &self.clients;
+        self.login.takes_writes(follow, within).await
     }
 
     /// What these hosts do, of those that were heard of.
@@ -272,25 +353,54 @@ impl Controller {
         let mut leading = self.node.leading();
         self.node.resign().await;
         let _ = tokio::time::timeout(RESIGN_DEADLINE, leading.wait_for(Option::is_none)).await;
+        self.ending.send_replace(true);
     }
 }
 
 impl Drop for Controller {
     fn drop(&mut self) {
+        self.fitness.abort();
         self.thread.stop();
+    }
+}
+
+/// Whoever does not read both streams to their heads must not lead: it would hold the lease and publish nothing. And what is known of changes
+/// by their numbers ends with the stream that counted them.
+async fn keep_fit(node: Arc<NodeHandle>, healths: [Health; 2]) {
+    let [mut catalog, mut registry] = healths.each_ref().map(Health::watch);
+    let mut streams = healths[0].streams();
+    let mut followed = String::new();
+    loop {
+        let now = streams.borrow_and_update().clone();
+        if !followed.is_empty() && now != followed {
+            node.renumbered().await;
+        }
+        followed = now;
+        let fit = catalog.borrow_and_update().is_none() & registry.borrow_and_update().is_none();
+        node.fit(fit).await;
+        let changed = tokio::select! {
+            changed = catalog.changed() => changed,
+            changed = registry.changed() => changed,
+            changed = streams.changed() => changed,
+        };
+        if changed.is_err() {
+            return;
+        }
     }
 }
 
 fn sources(
     settings: &Settings,
     client: &Client,
+    fences: &Arc<Fences>,
     node: &NodeHandle,
+    ending: &watch::Sender<bool>,
     runtime: &tokio::runtime::Handle,
 ) -> Vec<(SourceId, Addr<SourceActor>)> {
     let start = |config: &Source| {
         let (config, client, leading, runtime) = (config.clone(), client.clone(), node.leading(), runtime.clone());
-        let id = config.id().clone();
-        (id, Supervisor::start(move |_| SourceActor::new(&config, &client, leading, runtime, seed())))
+        let (id, fences, ending) = (config.id().clone(), fences.clone(), ending.subscribe());
+        (id, Supervisor::start(move |_| SourceActor::new(&config, &client, fences, leading, ending, runtime, seed())))
     };
     settings.sources.iter().map(start).collect()
 }

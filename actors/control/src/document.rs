@@ -3,6 +3,7 @@
 //!
 //! One that cannot be read is refused by name and spoils only itself: whoever follows keeps the last version it could read.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -126,15 +127,14 @@ pub fn encode_workload(workload: &Workload) -> Vec<u8> {
 }
 
 /// Reads the workload under this key; `None` for one that was removed.
-pub fn decode_workload(network: &NetworkId, id: &WorkloadId, payload: &[u8]) -> Result<Option<Workload>, Refused> {
+pub fn decode_workload(id: &WorkloadId, payload: &[u8]) -> Result<Option<Workload>, Refused> {
     if payload.is_empty() {
         return Ok(None);
     }
-    let refused = |why: String| Refused { name: format!("workload {id} on network {network}"), why };
+    let refused = |why: String| Refused { name: format!("workload {id}"), why };
     let workload = read(payload, written::workload).map_err(refused)?;
-    if workload.id != *id || workload.network != *network {
-        let found = format!("it says that it is workload {} on network {}", workload.id, workload.network);
-        return Err(refused(format!("{found}: write it under its own name")));
+    if workload.id != *id {
+        return Err(refused(format!("it says that it is workload {}: write it under its own name", workload.id)));
     }
     Ok(Some(workload))
 }
@@ -147,6 +147,22 @@ pub struct Claim {
     pub host: String,
 }
 
+/// Who holds which prefixes of a network that are wider than one address, as REGISTRY stores it under the network.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ranges {
+    /// Sorted.
+    pub ranges: Vec<Range>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Range {
+    pub prefix: String,
+    pub workload: String,
+    pub host: String,
+}
+
 /// A host and what it has registered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -154,6 +170,9 @@ pub struct HostEntry {
     pub host: String,
     /// (network, workload), sorted.
     pub workloads: Vec<(String, String)>,
+    /// How many addresses and prefixes each workload has that the host enrolled, by id.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub addresses: BTreeMap<String, u64>,
     /// Nothing for a host that only a source speaks of: nobody expects to hear from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enrolled: Option<Enrolled>,
@@ -205,7 +224,7 @@ impl HostEntry {
     pub fn new(host: &HostId, workloads: impl IntoIterator<Item = (NetworkId, WorkloadId)>) -> Self {
         let mut workloads: Vec<_> = workloads.into_iter().map(|(network, id)| (network.to_string(), id.to_string())).collect();
         workloads.sort();
-        Self { host: host.to_string(), workloads, enrolled: None }
+        Self { host: host.to_string(), workloads, addresses: BTreeMap::new(), enrolled: None }
     }
 }
 
@@ -299,8 +318,8 @@ mod tests {
         let mut workload = Workload::new("w".parse().unwrap(), "h".parse().unwrap(), "n".parse().unwrap());
         workload.addresses.insert(groupcast_policy::net::Prefix::v4(0x0a000001, 32).unwrap());
         let payload = encode_workload(&workload);
-        assert_eq!(decode_workload(&workload.network, &workload.id, &payload), Ok(Some(workload.clone())));
-        assert!(decode_workload(&"other".parse().unwrap(), &workload.id, &payload).is_err());
+        assert_eq!(decode_workload(&workload.id, &payload), Ok(Some(workload.clone())));
+        assert!(decode_workload(&"other".parse().unwrap(), &payload).is_err());
     }
 
     #[test]

@@ -10,22 +10,28 @@
 //! - [`estimate`]: whether a change can be published, known before it is written
 //!
 //! - [`source`]: what other systems say, compared with what they own
+//! - [`difference`]: what one version of a document changed in the one before
 //! - [`names`]: the names of all metrics
 //!
 //! On the bus: [`log`], a stream read from its leader and written by compare-and-swap; [`catalog`] and [`registry`], the clients that
-//! write, held up by [`pressure`]; [`begin`], the first word on a new bus; [`export`], everything as a file and back; [`actors`], one file each; [`controller`], all of them
+//! write, held up by [`pressure`]; [`begin`], the first word on a new bus; [`audit`], who wrote what, and whether anything is missing; [`export`], everything as a file and back; [`actors`], one file each; [`controller`], all of them
 //! together, watched over by [`watchdog`].
 
 pub mod actors;
 pub mod assemble;
+mod attempt;
+pub mod audit;
 pub mod begin;
 pub mod catalog;
 pub mod change;
 pub mod compiled;
 pub mod controller;
+pub mod difference;
 pub mod document;
 pub mod estimate;
 pub mod export;
+pub mod feed;
+pub mod fence;
 pub mod log;
 pub mod mirror;
 pub mod names;
@@ -37,4 +43,6 @@ pub mod registration;
 pub mod registry;
 pub mod source;
 pub mod stage;
+pub mod terms;
+mod together;
 pub mod watchdog;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use groupcast_bus_config::subjects::{CatalogKind, RegistryKey, parse_registry};
-use groupcast_policy::ids::{GroupId, NetworkId, TemplateId, WorkloadId};
+use groupcast_policy::ids::{GroupId, TemplateId, WorkloadId};
 use groupcast_policy::model::{Event, Group, Stored, Template, Workload, World};
 
 use crate::document::{Document, Name, Refused, decode_workload};
@@ -26,12 +26,14 @@ pub enum Item {
         template: Option<Arc<Template>>,
     },
     Workload {
-        network: NetworkId,
         id: WorkloadId,
-        revision: u64,
         workload: Option<Arc<Workload>>,
     },
     Refused(Refused),
+    /// What an earlier version wrote under this name has another now.
+    Rewritten {
+        name: String,
+    },
     /// Somebody said that the bus is new: what is not there was never written.
     Begun,
     /// Nothing that the policy depends on.
@@ -66,15 +68,27 @@ impl Item {
         }
     }
 
-    pub fn registry(subject: &str, revision: u64, payload: &[u8]) -> Self {
+    pub fn registry(subject: &str, payload: &[u8]) -> Self {
         match parse_registry(subject) {
-            Some(RegistryKey::Workload(network, id)) => match decode_workload(&network, &id, payload) {
-                Ok(workload) => Self::Workload { network, id, revision, workload: workload.map(Arc::new) },
+            Some(RegistryKey::Workload(id)) => match decode_workload(&id, payload) {
+                Ok(workload) => Self::Workload { id, workload: workload.map(Arc::new) },
                 Err(refused) => Self::Refused(refused),
             },
-            Some(RegistryKey::Address(..) | RegistryKey::Host(_) | RegistryKey::Refusal(_) | RegistryKey::Guard(_)) => {
-                Self::Nothing
+            Some(RegistryKey::FormerWorkload(network, id)) => {
+                let name = format!("workload {id} on network {network}");
+                let why = "an earlier version wrote it: start a controller of this version, which rewrites it".to_owned();
+                if payload.is_empty() { Self::Rewritten { name } } else { Self::Refused(Refused { name, why }) }
             }
+            Some(
+                RegistryKey::Address(..)
+                | RegistryKey::Ranges(_)
+                | RegistryKey::RangesSeen(..)
+                | RegistryKey::Host(_)
+                | RegistryKey::Refusal(_)
+                | RegistryKey::Guard(_)
+                | RegistryKey::Fence
+                | RegistryKey::Fenced,
+            ) => Self::Nothing,
             None => {
                 let why = "its subject is none of the registry's".to_owned();
                 Self::Refused(Refused { name: shown(subject), why })
@@ -87,8 +101,9 @@ impl Item {
         match self {
             Self::Group { id, .. } => Some(Name::group(id).to_string()),
             Self::Template { id, .. } => Some(Name::template(id).to_string()),
-            Self::Workload { network, id, .. } => Some(format!("workload {id} on network {network}")),
+            Self::Workload { id, .. } => Some(format!("workload {id}")),
             Self::Refused(refused) => Some(refused.name.clone()),
+            Self::Rewritten { name } => Some(name.clone()),
             Self::Begun | Self::Nothing => None,
         }
     }
@@ -114,19 +129,12 @@ impl Origin {
     }
 }
 
-/// An entry of a workload on one network. It should be on one only; the newest counts.
-#[derive(Debug)]
-struct Placed {
-    network: NetworkId,
-    revision: u64,
-    workload: Arc<Workload>,
-}
-
 #[derive(Debug, Default)]
 pub struct Mirror {
     groups: BTreeMap<GroupId, Stored<Group>>,
     templates: BTreeMap<TemplateId, Stored<Template>>,
-    workloads: HashMap<WorkloadId, Vec<Placed>>,
+    /// An id has one holder: its entry is named by nothing else.
+    workloads: HashMap<WorkloadId, Arc<Workload>>,
     refused: BTreeMap<(&'static str, String), Refused>,
     /// Refusals beyond those remembered.
     unremembered: usize,
@@ -154,14 +162,7 @@ impl Mirror {
                     .iter()
                     .for_each(|(id, s)| miss(Item::Template { id: id.clone(), revision: s.revision, template: None }));
             }
-            Origin::Registry => {
-                for (id, placed) in &self.workloads {
-                    for Placed { network, revision, .. } in placed {
-                        let (network, id) = (network.clone(), id.clone());
-                        miss(Item::Workload { network, id, revision: *revision, workload: None });
-                    }
-                }
-            }
+            Origin::Registry => self.workloads.keys().for_each(|id| miss(Item::Workload { id: id.clone(), workload: None })),
         }
         self.refused.retain(|(of, _), _| *of != origin.as_str());
         self.unremembered = 0;
@@ -196,29 +197,15 @@ impl Mirror {
                 (before.is_none_or(|before| before.value != template)).then_some(Event::Template { revision, template })
             }
             Item::Template { id, template: None, .. } => self.templates.remove(&id).map(|_| Event::TemplateRemoved(id)),
-            Item::Workload { network, id, revision, workload } => self.place(network, id, revision, workload),
-            Item::Refused(_) | Item::Begun | Item::Nothing => None,
-        }
-    }
-
-    /// A workload that moves to another network may leave its old entry behind for a while: the newest entry counts, and when it
-    /// goes an older one counts again, as it would for somebody who reads everything afresh.
-    fn place(&mut self, network: NetworkId, id: WorkloadId, revision: u64, workload: Option<Arc<Workload>>) -> Option<Event> {
-        let placed = self.workloads.entry(id.clone()).or_default();
-        let newest = |placed: &[Placed]| placed.iter().max_by_key(|p| p.revision).map(|p| p.workload.clone());
-        let before = newest(placed);
-        placed.retain(|p| p.network != network);
-        if let Some(workload) = workload {
-            placed.push(Placed { network, revision, workload });
-        }
-        let after = newest(placed);
-        if placed.is_empty() {
-            self.workloads.remove(&id);
-        }
-        match (before, after) {
-            (Some(before), None) => Some(Event::WorkloadRemoved { id, network: before.network.clone() }),
-            (before, Some(after)) if before.as_ref() != Some(&after) => Some(Event::Workload(after)),
-            _ => None,
+            Item::Workload { id, workload: Some(workload) } => {
+                let before = self.workloads.insert(id, workload.clone());
+                (before.as_ref() != Some(&workload)).then_some(Event::Workload(workload))
+            }
+            Item::Workload { id, workload: None } => {
+                let before = self.workloads.remove(&id)?;
+                Some(Event::WorkloadRemoved { id, network: before.network.clone() })
+            }
+            Item::Refused(_) | Item::Rewritten { .. } | Item::Begun | Item::Nothing => None,
         }
     }
 
@@ -244,11 +231,7 @@ impl Mirror {
         let mut world = World::default();
         world.catalogue.groups = self.groups.clone();
         world.catalogue.templates = self.templates.clone();
-        for (id, placed) in &self.workloads {
-            if let Some(newest) = placed.iter().max_by_key(|p| p.revision) {
-                world.registry.workloads.insert(id.clone(), newest.workload.clone());
-            }
-        }
+        world.registry.workloads.extend(self.workloads.iter().map(|(id, workload)| (id.clone(), workload.clone())));
         world
     }
 }
@@ -258,6 +241,7 @@ mod tests {
     use super::*;
     use crate::document::encode_workload;
     use groupcast_bus_config::subjects;
+    use groupcast_policy::ids::NetworkId;
     use proptest::prelude::*;
 
     fn group(id: &str, name: &str, revision: u64) -> Item {
@@ -266,12 +250,12 @@ mod tests {
         Item::catalog(&subjects::catalog(CatalogKind::Group, id).unwrap(), revision, &payload)
     }
 
-    fn workload(network: &str, id: &str, incarnation: Option<u64>, revision: u64) -> Item {
+    fn workload(network: &str, id: &str, incarnation: Option<u64>) -> Item {
         let (network, id): (NetworkId, WorkloadId) = (network.parse().unwrap(), id.parse().unwrap());
         let payload = incarnation.map_or(Vec::new(), |incarnation| {
             encode_workload(&Workload { incarnation, ..Workload::new(id.clone(), "h".parse().unwrap(), network.clone()) })
         });
-        Item::registry(&subjects::registry_workload(&network, &id), revision, &payload)
+        Item::registry(&subjects::registry_workload(&id), &payload)
     }
 
     #[test]
@@ -301,10 +285,10 @@ mod tests {
     fn what_is_not_there_any_more_goes_and_what_is_equal_stays_quiet() {
         let mut mirror = Mirror::default();
         mirror.apply(Origin::Catalog, vec![group("a", "x", 1), group("b", "x", 2)]);
-        mirror.apply(Origin::Registry, vec![workload("n", "w", Some(1), 1)]);
+        mirror.apply(Origin::Registry, vec![workload("n", "w", Some(1))]);
         let events = mirror.load(Origin::Catalog, vec![group("a", "x", 9)]);
         assert_eq!(events, [Event::GroupRemoved("b".parse().unwrap())]);
-        assert_eq!(mirror.load(Origin::Registry, vec![workload("n", "w", Some(1), 1)]), []);
+        assert_eq!(mirror.load(Origin::Registry, vec![workload("n", "w", Some(1))]), []);
         // A document that cannot be read is not gone.
         let bad = Item::catalog(&subjects::catalog(CatalogKind::Group, "a").unwrap(), 10, b"x");
         assert_eq!(mirror.load(Origin::Catalog, vec![bad]), []);
@@ -315,7 +299,8 @@ mod tests {
         for (item, name) in [
             (Item::catalog("gc.cat.nonsense.x", 1, b"x"), "gc.cat.nonsense.x"),
             (Item::catalog("gc.cat.group.a.b", 1, b"x"), "gc.cat.group.a.b"),
-            (Item::registry("gc.reg.z.x", 1, b"x"), "gc.reg.z.x"),
+            (Item::registry("gc.reg.z.x", b"x"), "gc.reg.z.x"),
+            (Item::registry("gc.reg.w.n.w", b"x"), "workload w on network n"),
         ] {
             assert!(matches!(item, Item::Refused(refused) if refused.name == name));
         }
@@ -327,10 +312,10 @@ mod tests {
         #[test]
         fn increments_equal_a_fresh_look(steps in prop::collection::vec((0..3u8, 0..3u8, prop::option::of(1..4u64)), 0..60)) {
             let (mut mirror, mut world) = (Mirror::default(), World::default());
-            let mut last: BTreeMap<(u8, u8), Item> = BTreeMap::new();
-            for (revision, (network, id, incarnation)) in (1..).zip(steps) {
-                let item = workload(&format!("n{network}"), &format!("w{id}"), incarnation, revision);
-                last.insert((network, id), item.clone());
+            let mut last: BTreeMap<u8, Item> = BTreeMap::new();
+            for (network, id, incarnation) in steps {
+                let item = workload(&format!("n{network}"), &format!("w{id}"), incarnation);
+                last.insert(id, item.clone());
                 for event in mirror.apply(Origin::Registry, vec![item]) {
                     world.apply(&event);
                 }

@@ -42,6 +42,8 @@ pub const REGISTER_SECONDS: &str = "groupcast_register_seconds";
 pub const REGISTER_WAITING: &str = "groupcast_register_waiting";
 pub const REGISTER_WAITING_PEAK: &str = "groupcast_register_waiting_peak";
 pub const REGISTER_REPEATED: &str = "groupcast_register_repeated_total";
+pub const HEARD: &str = "groupcast_heard_total";
+pub const UNHEARD: &str = "groupcast_unheard_total";
 pub const REGISTER_TURNED_AWAY: &str = "groupcast_register_turned_away_total";
 pub const REGISTERED_HOSTS: &str = "groupcast_registered_hosts";
 pub const SUSPECT_HOSTS: &str = "groupcast_suspect_hosts";
@@ -49,6 +51,9 @@ pub const FROZEN_TEMPLATES: &str = "groupcast_registrations_frozen_templates";
 pub const FROZEN_TOTAL: &str = "groupcast_registrations_frozen_total";
 pub const HEALTH_CHANGES: &str = "groupcast_health_changes_total";
 pub const BEATS: &str = "groupcast_beats_total";
+pub const AUDIT_MISSING: &str = "groupcast_audit_missing_total";
+pub const AUDIT_MISSING_REGISTRY: &str = "groupcast_audit_missing_registry_total";
+pub const AUDIT_BEHIND: &str = "groupcast_audit_behind_messages";
 pub const BUS_SENT_BYTES: &str = "groupcast_bus_sent_bytes_total";
 pub const BUS_RECEIVED_BYTES: &str = "groupcast_bus_received_bytes_total";
 
@@ -106,6 +111,8 @@ const ALL: &[(&str, Kind, Unit, &str)] = &[
         Unit::Count,
         "Requests of hosts that were waiting or being answered already: they share one answer",
     ),
+    (HEARD, Counter, Unit::Count, "Messages of hosts that were looked at, by kind"),
+    (UNHEARD, Counter, Unit::Count, "Messages of hosts beyond what one host may send, by kind: dropped unread"),
     (REGISTER_TURNED_AWAY, Counter, Unit::Count, "Requests of hosts that were told to come back: too many waited"),
     (REGISTERED_HOSTS, Gauge, Unit::Count, "Hosts that have enrolled themselves"),
     (SUSPECT_HOSTS, Gauge, Unit::Count, "Hosts that have been silent for a lease"),
@@ -113,6 +120,9 @@ const ALL: &[(&str, Kind, Unit, &str)] = &[
     (FROZEN_TOTAL, Counter, Unit::Count, "How often deletions were frozen"),
     (HEALTH_CHANGES, Counter, Unit::Count, "Workloads that became well or unwell"),
     (BEATS, Counter, Unit::Count, "Beats of hosts that were heard"),
+    (AUDIT_MISSING, Counter, Unit::Count, "Messages of CATALOG that AUDIT never got"),
+    (AUDIT_MISSING_REGISTRY, Counter, Unit::Count, "Messages of REGISTRY that AUDIT never got"),
+    (AUDIT_BEHIND, Gauge, Unit::Count, "Messages of CATALOG that AUDIT has not got yet"),
     (BUS_SENT_BYTES, Counter, Unit::Bytes, "Sent to the bus"),
     (BUS_RECEIVED_BYTES, Counter, Unit::Bytes, "Received from the bus"),
 ];
@@ -126,7 +136,9 @@ pub fn describe() {
             Histogram => metrics::describe_histogram!(*name, *unit, *words),
         }
     }
-    for seldom in [REFUSED_TOTAL, PUBLISH_REFUSED, PUBLISH_TORN, REGISTRATIONS_REFUSED, FROZEN_TOTAL] {
+    for seldom in
+        [REFUSED_TOTAL, PUBLISH_REFUSED, PUBLISH_TORN, REGISTRATIONS_REFUSED, FROZEN_TOTAL, AUDIT_MISSING, AUDIT_MISSING_REGISTRY]
+    {
         metrics::counter!(seldom).absolute(0);
     }
 }

@@ -1,11 +1,14 @@
 //! The client that writes REGISTRY, for the registrar and for sources that know placements.
 //!
-//! A host, its workloads and the claims on their addresses are written in one batch, each by compare-and-swap: no two workloads on one
-//! network ever hold one address, and no address is held by a workload that is not there. Every message says why it was written, and
-//! AUDIT keeps it.
+//! A host, its workloads and the claims on their addresses are written in one batch, each by compare-and-swap: an id has one holder
+//! whatever the network, no two workloads on one network ever hold one address, and no address is held by a workload that is not there.
+//! Every message says why it was written, and AUDIT keeps it.
 
+mod claims;
+mod evict;
 mod plan;
 mod scribe;
+pub mod upgrade;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,12 +19,16 @@ use groupcast_bus_config::subjects::RegistryKey;
 use groupcast_messages::HealthReport;
 use groupcast_policy::ids::{HostId, NetworkId, TemplateId, WorkloadId};
 use groupcast_policy::model::Workload;
-use groupcast_topics::BATCH_MESSAGES_MAX;
+use groupcast_policy::net::Prefix;
 
+pub use self::claims::{HOST_ENTRIES_MAX, Limits, RANGES_MAX, RANGES_OF_A_HOST_MAX};
+
+use self::claims::Whose;
+pub use self::evict::{Before, OwnWorkloads};
 use self::plan::{Order, Pending, Plan, Wanted, listed};
 use self::scribe::Scribe;
 use crate::document::{DOCUMENT_BYTES_MAX, GuardRecord, RefusalRecord, Refused, encode_record};
-use crate::log::{Log, NoAnswer, Outcome};
+use crate::log::{Log, NoAnswer, Outcome, WRITE_MESSAGES_MAX};
 
 /// How long the trace of something removed stays. Whoever follows and was cut off for longer reads everything again.
 pub const TRACE_KEPT: Duration = Duration::from_secs(24 * 3600);
@@ -56,6 +63,7 @@ pub struct Enrolment {
     pub boot: u64,
     /// Nothing for a host that enrols without workloads.
     pub template: Option<String>,
+    pub limits: Limits,
 }
 
 /// What became of something that was to be done only if nobody else had written.
@@ -80,23 +88,41 @@ pub struct Registered {
     /// The REGISTRY sequence after which it holds.
     pub sequence: u64,
     pub incarnations: Vec<(WorkloadId, u64)>,
+    /// What it took: one for each message, and one for each 1,024 bytes of them.
+    pub cost: usize,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("address {address} on network {network} is held by workload {workload} on host {host}: release it there first")]
     AddressHeld { address: IpAddr, network: NetworkId, workload: String, host: String },
-    #[error("workload {workload} on network {network} is alive on host {host}: remove it there first")]
+    #[error(
+        "{prefix} on network {network} overlaps {held}, which workload {workload} on host {host} holds: release it there first"
+    )]
+    Overlaps { prefix: Prefix, held: String, network: NetworkId, workload: String, host: String },
+    #[error("workload {workload} is alive on host {host}, on network {network}: remove it there first")]
     AliveElsewhere { workload: WorkloadId, network: NetworkId, host: HostId },
+    #[error("workload {workload} was placed on host {host}, on network {network}, by a source: enrol under another id")]
+    Placed { workload: WorkloadId, network: NetworkId, host: HostId },
+    #[error("workload {workload}: {prefix} is, or holds, IPv4 addresses written as IPv6: write them as IPv4")]
+    Mapped { workload: WorkloadId, prefix: Prefix },
+    #[error("host {host} would have {found} {what}, at most {most} are allowed: remove some, or see what its template allows")]
+    Quota { host: HostId, what: &'static str, found: u64, most: u64 },
+    #[error("the prefixes of host {host} on network {network} would be the internet, all together: name what is meant")]
+    Internet { host: HostId, network: NetworkId },
+    #[error(
+        "network {network} would have {found} prefixes, at most {RANGES_MAX} are kept: enrol single addresses, or fewer and wider ones"
+    )]
+    TooManyRanges { network: NetworkId, found: usize },
     #[error("workload {workload} is to be on host {named}, but host {host} registers it: register it there")]
     OtherHost { workload: WorkloadId, named: HostId, host: HostId },
     #[error("this boot of host {host} was overtaken by a later one: nothing is removed")]
     Overtaken { host: HostId },
     #[error("workload {workload} is named twice: name it once")]
     Twice { workload: WorkloadId },
-    #[error("address {address} on network {network} is given to two workloads, {one} and {other}: give it to one")]
-    SharedAddress { address: IpAddr, network: NetworkId, one: WorkloadId, other: WorkloadId },
-    #[error("the registration needs {messages} messages, at most {BATCH_MESSAGES_MAX} fit into one batch: register in parts")]
+    #[error("{prefix} on network {network} is given to two workloads, {one} and {other}, at least in part: give it to one")]
+    SharedAddress { prefix: Prefix, network: NetworkId, one: WorkloadId, other: WorkloadId },
+    #[error("the registration needs {messages} messages, at most {WRITE_MESSAGES_MAX} fit into one batch: register in parts")]
     TooLarge { messages: usize },
     #[error("{name} is {bytes} bytes, at most {DOCUMENT_BYTES_MAX} fit into one message: register fewer")]
     TooLong { name: String, bytes: usize },
@@ -121,7 +147,12 @@ pub struct Registry {
 
 impl Registry {
     pub fn new(client: Client) -> Self {
-        Self { log: Log::registry(client), scribe: None }
+        Self::over(Log::registry(client))
+    }
+
+    /// One that writes as this log does.
+    pub fn over(log: Log) -> Self {
+        Self { log, scribe: None }
     }
 
     /// One whose clones write together what they want to write at the same time.
@@ -134,12 +165,6 @@ impl Registry {
     /// Registers these workloads of the host beside those it has. Repeating it changes nothing and writes nothing.
     pub async fn register(&self, host: &HostId, workloads: &[Workload], elsewhere: Elsewhere) -> Result<Registered, Error> {
         self.write(&Order::Register(Wanted::new(host, workloads)?, elsewhere), "registered by a source").await
-    }
-
-    /// The host enrols itself with these workloads, beside those it has from the same boot. What is left of an earlier one goes.
-    pub async fn enrol(&self, host: &HostId, enrolment: &Enrolment, workloads: &[Workload]) -> Result<Registered, Error> {
-        let wanted = Wanted { enrolment: Some(enrolment), ..Wanted::new(host, workloads)? };
-        self.write(&Order::Register(wanted, Elsewhere::Refuse), "enrolled by its host").await
     }
 
     /// The host ends some of its workloads, or says farewell. One that was overtaken by a later boot ends nothing.
@@ -174,7 +199,7 @@ impl Registry {
         let Some(mut entry) = plan.pinned(host, sequence).await? else { return Ok(Fate::Spared) };
         let Some(enrolled) = &mut entry.enrolled else { return Ok(Fate::Spared) };
         enrolled.suspect = suspect;
-        plan.put(RegistryKey::Host(host.clone()), encode_record(&entry));
+        plan.put_host(host, entry);
         Ok(self.carry_out(plan, cause).await?.map_or(Fate::Spared, |_| Fate::Done))
     }
 
@@ -188,7 +213,8 @@ impl Registry {
         Ok(self.carry_out(plan, cause).await?.map_or(Fate::Spared, |_| Fate::Done))
     }
 
-    /// Removes what a host has enrolled, because an operator says so.
+    /// Removes what a host has enrolled, because an operator says so. Its entry is written also if there was none: what was judged
+    /// before that is not written any more.
     pub async fn expel(&self, host: &HostId, cause: &str) -> Result<Registered, Error> {
         self.write(&Order::Forget(host), cause).await
     }
@@ -218,21 +244,33 @@ impl Registry {
     }
 
     fn plan(&self) -> Plan {
-        Plan { log: self.log.clone(), found: BTreeMap::new(), writes: BTreeMap::new(), presumes: false }
+        Plan {
+            log: self.log.clone(),
+            found: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            presumes: false,
+            held: BTreeMap::new(),
+            fenced_by: None,
+            nothing_since: None,
+            rewrite: None,
+        }
     }
 
-    /// The sequence after which it holds; `None` if somebody else was faster.
-    async fn carry_out(&self, plan: Plan, cause: &str) -> Result<Option<u64>, Error> {
+    /// The sequence after which it holds, and what it took; `None` if somebody else was faster.
+    async fn carry_out(&self, plan: Plan, cause: &str) -> Result<Option<(u64, usize)>, Error> {
+        // What must be alone must not be written in one batch with others.
+        let is_alone = plan.nothing_since.is_some();
         let (messages, unchanged_at) = plan.messages(cause)?;
         if messages.is_empty() {
-            return Ok(Some(unchanged_at));
+            return Ok(Some((unchanged_at, 0)));
         }
+        let cost = messages.iter().map(|message| 1 + message.payload.len() / 1_024).sum();
         let outcome = match &self.scribe {
-            Some(scribe) => scribe.write(messages).await,
-            None => self.log.write(&messages).await,
+            Some(scribe) if !is_alone => scribe.write(messages).await,
+            _ => self.log.write(&messages).await,
         };
         match outcome {
-            Outcome::Committed(sequence) => Ok(Some(sequence)),
+            Outcome::Committed(sequence) => Ok(Some((sequence, cost))),
             Outcome::Conflict => Ok(None),
             Outcome::Refused(reason) => Err(Error::Refused(reason)),
             Outcome::Unknown(reason) => Err(Error::Unknown(reason)),
@@ -256,23 +294,27 @@ impl Registry {
             let mut plan = Plan { presumes: attempt == 0, ..self.plan() };
             let incarnations = match order {
                 Order::Register(wanted, elsewhere) => plan.register(wanted, *elsewhere).await?,
-                Order::Remove(host, workloads) => plan.remove(host, workloads, false).await?,
+                Order::Remove(host, workloads) => plan.remove(host, workloads, Whose::Sources, false).await?,
                 Order::Leave(host) => {
                     let workloads = listed(&plan.host(host).await?);
-                    plan.remove(host, &workloads, true).await?
+                    plan.remove(host, &workloads, Whose::Anybodys, true).await?
                 }
-                Order::Forget(host) => plan.forget(host).await?,
+                Order::Forget(host) => {
+                    let ended = plan.forget(host).await?;
+                    plan.bump(host);
+                    ended
+                }
                 Order::Farewell(host, boot) => {
                     plan.of_boot(host, *boot).await?;
                     plan.forget(host).await?
                 }
                 Order::End(host, boot, workloads) => {
                     plan.of_boot(host, *boot).await?;
-                    plan.remove(host, workloads, false).await?
+                    plan.remove(host, workloads, Whose::Hosts, false).await?
                 }
             };
-            if let Some(sequence) = self.carry_out(plan, cause).await? {
-                return Ok(Registered { sequence, incarnations });
+            if let Some((sequence, cost)) = self.carry_out(plan, cause).await? {
+                return Ok(Registered { sequence, incarnations, cost });
             }
         }
         Err(Error::Busy)
@@ -292,7 +334,14 @@ mod tests {
     #[test]
     fn a_registration_that_contradicts_itself_is_refused_by_name() {
         let host: HostId = "h".parse().unwrap();
-        let rows: [(Vec<Workload>, &str); 3] = [
+        let over =
+            |id: &str, bits: u32, len: u8| Workload { addresses: [Prefix::v4(bits, len).unwrap()].into(), ..workload(id, 0) };
+        let v6 = |bits: u128, len: u8| Workload { addresses: [Prefix::v6(bits, len).unwrap()].into(), ..workload("a", 0) };
+        let rows: [(Vec<Workload>, &str); 7] = [
+            (vec![over("a", 0x0a000000, 24), workload("b", 1)], "10.0.0.0/24 on network n is given to two workloads"),
+            (vec![workload("a", 1), over("b", 0x0a000000, 31)], "10.0.0.0/31 on network n is given to two workloads"),
+            (vec![v6(0xffff_0a00_0001, 128)], "write them as IPv4"),
+            (vec![v6(0, 64)], "write them as IPv4"),
             (vec![workload("a", 1), workload("a", 2)], "workload a is named twice"),
             (vec![workload("a", 1), workload("b", 1)], "10.0.0.1"),
             (vec![Workload { host: "other".parse().unwrap(), ..workload("a", 1) }], "host other"),
@@ -302,5 +351,7 @@ mod tests {
             assert!(error.to_string().contains(words), "{error}");
         }
         assert_eq!(Wanted::new(&host, &[workload("a", 1), workload("b", 2)]).unwrap().claims.len(), 2);
+        assert!(Wanted::new(&host, &[over("a", 0x0a000000, 31), workload("b", 2), v6(1 << 100, 64)]).is_err(), "a twice");
+        assert!(Wanted::new(&host, &[over("a", 0x0a000000, 31), workload("b", 2)]).is_ok(), "beside each other");
     }
 }

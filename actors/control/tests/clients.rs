@@ -6,10 +6,11 @@ use groupcast_bus_config::accounts::Role;
 use groupcast_bus_config::connect::{Options, connect};
 use groupcast_bus_config::server::{Config, Server};
 use groupcast_bus_config::streams;
-use groupcast_bus_config::subjects::CatalogKind;
+use groupcast_bus_config::subjects::{self, CatalogKind};
 use groupcast_control::catalog::{Accepted, Catalog, Error};
-use groupcast_control::change::{CHANGE_DOCUMENTS_MAX, Change, Expected, Write};
-use groupcast_control::document::{Document, Name};
+use groupcast_control::change::{CHANGE_DOCUMENTS_MAX, Change, Expected, Promised, Record, Write, content_hash, record_id};
+use groupcast_control::document::{Document, Name, encode_record};
+use groupcast_control::log::{Log, Outcome, Outgoing, in_batch};
 use groupcast_control::registry::{self, Elsewhere, Registry};
 use groupcast_policy::ids::HostId;
 use groupcast_policy::model::{Group, Workload};
@@ -123,6 +124,139 @@ async fn a_repetition_with_the_same_key_finds_the_first() {
         let other = catalog.write(&change("ann", Some(&key), writes("two")), None).await;
         assert!(matches!(other, Err(Error::KeyReused { number, .. }) if number == first.number), "{other:?}");
     }
+}
+
+fn keyed(key: &str, text: &str, expected: Expected) -> Change {
+    change("ann", Some(key), vec![Write::put(named("web", text), expected)])
+}
+
+/// What a gateway leaves behind that dies after it has promised a change and before it writes it.
+async fn promise(bus: &Bus, change: &Change, after: u64) {
+    let key = change.key.clone().unwrap();
+    let payloads = change.encode().unwrap();
+    let record = Record {
+        author: change.author.clone(),
+        reason: change.reason.clone(),
+        key: key.clone(),
+        documents: 1,
+        content: content_hash(&change.writes, &payloads),
+        promised: Some(Promised { subject: change.writes[0].name.subject(), after }),
+    };
+    let subject = subjects::catalog(CatalogKind::Change, &record_id(&key)).unwrap();
+    let message = Outgoing { subject, headers: Default::default(), expected: 0, payload: encode_record(&record) };
+    assert!(matches!(Log::catalog(bus.client.clone()).write(&[message]).await, Outcome::Committed(_)));
+}
+
+/// It was a batch of two, which takes ten times as long as a message.
+#[tokio::test]
+async fn a_document_with_a_key_is_written_without_a_batch() {
+    let bus = Bus::start().await;
+    let catalog = bus.catalog();
+    let first = catalog.write(&keyed("k", "one", Expected::Absent), None).await.unwrap();
+    let entry = Log::catalog(bus.client.clone()).at(first.number).await.unwrap().unwrap();
+    assert_eq!(in_batch(&entry.headers), None);
+    // It is a change like any other: shown, and taken back.
+    assert_eq!(catalog.change(first.number).await.unwrap().len(), 1);
+    let second = catalog.write(&keyed("l", "two", Expected::Revision(first.number)), None).await.unwrap();
+    let undo = catalog.undo(second.number, "bob", "").await.unwrap();
+    catalog.write(&undo, None).await.unwrap();
+    assert_eq!(shown(&catalog, "web").await.as_deref(), Some("one"));
+    // Another client, as after a restart of a gateway, remembers as much; and a stale one leaves no promise behind.
+    assert_eq!(bus.catalog().write(&keyed("k", "one", Expected::Absent), None).await.unwrap().number, first.number);
+    let stale = bus.catalog().write(&keyed("m", "three", Expected::Revision(first.number)), None).await;
+    assert!(matches!(stale, Err(Error::Conflict { .. })), "{stale:?}");
+    let record = subjects::catalog(CatalogKind::Change, &record_id("m")).unwrap();
+    assert!(Log::catalog(bus.client.clone()).last(&record).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_promise_is_kept_once_by_whoever_asks_again() {
+    let bus = Bus::start().await;
+    let catalog = bus.catalog();
+    let first = put(&catalog, "bob", "web", "zero", Expected::Absent).await.unwrap();
+    promise(&bus, &keyed("k", "one", Expected::Any), first.number).await;
+    // Nobody knows whether it is about to be written, so nothing else has its key.
+    let other = catalog.write(&keyed("k", "other", Expected::Any), None).await;
+    assert!(matches!(other, Err(Error::KeyReused { .. })), "{other:?}");
+    let kept = catalog.write(&keyed("k", "one", Expected::Any), None).await.unwrap();
+    assert!(!kept.repeated && shown(&catalog, "web").await.as_deref() == Some("one"));
+    put(&catalog, "bob", "web", "later", Expected::Any).await.unwrap();
+    let again = catalog.write(&keyed("k", "one", Expected::Any), None).await.unwrap();
+    assert_eq!((again.number, again.repeated), (kept.number, true));
+    assert_eq!(shown(&catalog, "web").await.as_deref(), Some("later"), "it was not written twice");
+
+    // One whose place went to another was never written, and is promised anew.
+    let last = catalog.read(&name("web")).await.unwrap().unwrap().revision;
+    promise(&bus, &keyed("l", "two", Expected::Any), last).await;
+    put(&catalog, "bob", "web", "between", Expected::Any).await.unwrap();
+    let kept = catalog.write(&keyed("l", "two", Expected::Any), None).await.unwrap();
+    assert!(!kept.repeated && shown(&catalog, "web").await.as_deref() == Some("two"));
+    assert!(catalog.write(&keyed("l", "two", Expected::Any), None).await.unwrap().repeated);
+}
+
+/// The version is not in CATALOG any more, and AUDIT says that it was; where nobody can say, it is not written again.
+#[tokio::test]
+async fn a_repetition_after_more_versions_than_are_kept_is_not_written_again() {
+    let bus = Bus::start().await;
+    let catalog = bus.catalog();
+    let first = catalog.write(&keyed("k", "one", Expected::Absent), None).await.unwrap();
+    let (audit, begun) = (Log::audit(bus.client.clone()), std::time::Instant::now());
+    while audit.last(&name("web").subject()).await.unwrap().is_none() {
+        assert!(begun.elapsed().as_secs() < 60, "AUDIT does not follow");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    for number in 0..=streams::CATALOG_HISTORY {
+        put(&catalog, "bob", "web", &number.to_string(), Expected::Any).await.unwrap();
+    }
+    assert!(Log::catalog(bus.client.clone()).at(first.number).await.unwrap().is_none(), "it is gone");
+    let again = catalog.write(&keyed("k", "one", Expected::Any), None).await.unwrap();
+    assert_eq!((again.number, again.repeated), (first.number, true));
+    // A promise of long ago, of which AUDIT knows nothing either.
+    promise(&bus, &keyed("l", "two", Expected::Any), first.number).await;
+    let forgotten = catalog.write(&keyed("l", "two", Expected::Any), None).await;
+    assert!(matches!(forgotten, Err(Error::Forgotten { .. })), "{forgotten:?}");
+    assert_eq!(shown(&catalog, "web").await, Some(streams::CATALOG_HISTORY.to_string()));
+}
+
+/// Several gateways are asked for the same at once, while others write the same document.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_key_is_good_for_one_version_however_many_ask_at_once() {
+    const ROUNDS: usize = 40;
+    let bus = Bus::start().await;
+    let catalog = bus.catalog();
+    put(&catalog, "bob", "web", "zero", Expected::Absent).await.unwrap();
+    for round in 0..ROUNDS {
+        let text = format!("round {round}");
+        let ask = |expected: Expected| {
+            let (catalog, change) = (bus.catalog(), keyed(&text, &text, expected));
+            async move {
+                // As the command line does, until it is known.
+                loop {
+                    match catalog.write(&change, None).await {
+                        Ok(accepted) => return accepted.number,
+                        Err(Error::Busy | Error::Unknown { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            }
+        };
+        let churn = async {
+            for number in 0..4 {
+                put(&bus.catalog(), "bob", "web", &format!("churn {number}"), Expected::Any).await.unwrap();
+            }
+        };
+        let (one, two, three, ()) = tokio::join!(ask(Expected::Any), ask(Expected::Any), ask(Expected::Any), churn);
+        assert!(one == two && two == three, "round {round}: {one} {two} {three}");
+    }
+    let mut written = std::collections::BTreeMap::new();
+    for version in catalog.history(&name("web")).await.unwrap() {
+        if let Ok(Some(Document::Group(group))) = version.document {
+            *written.entry(group.name.clone()).or_insert(0) += 1;
+        }
+    }
+    let twice: Vec<_> = written.iter().filter(|(text, count)| text.starts_with("round") && **count != 1).collect();
+    assert!(twice.is_empty(), "{twice:?}");
+    assert_eq!(written.keys().filter(|text| text.starts_with("round")).count(), ROUNDS);
 }
 
 #[tokio::test]

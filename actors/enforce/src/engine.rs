@@ -4,6 +4,7 @@
 //! in the chains of its scope. What reaches further (settings, a form of attachment that did not occur) and whatever comes after a
 //! failure is compared as a whole. Both ways lead to the same table, which depends on the current inputs alone.
 
+mod adopted;
 mod index;
 
 #[cfg(test)]
@@ -24,7 +25,7 @@ use crate::names;
 use crate::ruleset::{Refusal, build};
 use crate::settings::{Attached, Attachments, Settings, Stamp};
 use crate::stamp;
-use crate::table::Table;
+use crate::table::{Data, Elements, Key, SetKind, Table};
 
 use index::{Index, Inputs, Touched};
 
@@ -39,6 +40,22 @@ pub struct Plan {
     /// Everything was looked at, not only what changed.
     pub whole: bool,
     refused: Vec<Refusal>,
+    /// The policy in the table is what it was, whatever the documents say: it is not to be relied on for a shorter step.
+    leaves_policy: bool,
+}
+
+/// Which interfaces a table holds, by number.
+pub fn held_in(table: &Table) -> BTreeSet<u32> {
+    let Some(Elements::Keyed(held)) = table.sets.get(&names::held()).map(|set| &set.elements) else { return BTreeSet::new() };
+    let numbers = held.keys().filter_map(|key| match key {
+        Key::Number(index) => Some(*index),
+        _ => None,
+    });
+    numbers.collect()
+}
+
+fn numbered<'i>(indexes: impl Iterator<Item = &'i u32>) -> Elements {
+    Elements::Keyed(indexes.map(|index| (Key::Number(*index), Data::Nothing)).collect())
 }
 
 #[derive(Debug)]
@@ -136,6 +153,25 @@ impl Engine {
         self.whole(documents, known)
     }
 
+    /// The step that follows interfaces as they come and go. What is held is closed by its name as long as it has one that is claimed, so
+    /// nothing that passes is decided by this: it needs no other step with it.
+    pub fn hold(&mut self, held: BTreeSet<u32>) -> Plan {
+        let (set, kind) = (names::held(), SetKind::Indexes);
+        let mut transaction = Transaction::default();
+        // A table that has no such set is made as it should be with the next comparison.
+        if self.actual.sets.contains_key(&set) {
+            let there = held_in(&self.actual);
+            let (missing, surplus) = (numbered(held.difference(&there)), numbered(there.difference(&held)));
+            delta::element_ops(&mut transaction.ops, &set, kind, missing, surplus);
+        }
+        if let Some(index) = &mut *self.index.borrow_mut() {
+            index.hold(held.clone());
+        }
+        self.settings.held = held;
+        let (stamp, refused) = (self.stamp, self.refused.clone());
+        Plan { transaction, stamp, wrapped: false, whole: false, refused, leaves_policy: !self.trusted.get() }
+    }
+
     /// The step that makes everything as it should be, members included.
     pub fn compare(&self, documents: &impl Documents) -> Plan {
         self.trusted.set(false);
@@ -144,6 +180,7 @@ impl Engine {
 
     /// The step was taken.
     pub fn committed(&mut self, plan: Plan) {
+        let leaves_policy = plan.leaves_policy;
         if self.actual.take(plan.transaction).is_err() {
             // Cannot be: the kernel took it. Whatever it is, it is found out by comparing.
             self.trusted.set(false);
@@ -151,7 +188,7 @@ impl Engine {
         }
         self.stamp = plan.stamp;
         self.refused = plan.refused;
-        self.trusted.set(true);
+        self.trusted.set(!leaves_policy);
     }
 
     /// The step was refused: the kernel holds what it held, and the next step compares everything.
@@ -175,7 +212,7 @@ impl Engine {
         let refused = index.refused.clone();
         *self.index.borrow_mut() = Some(index);
         self.trusted.set(false);
-        Some(Plan { transaction, stamp, wrapped: stamp < self.stamp, whole: false, refused })
+        Some(Plan { transaction, stamp, wrapped: stamp < self.stamp, whole: false, refused, leaves_policy: false })
     }
 
     fn fresh_index(&self, documents: &impl Documents) -> Option<Box<Index>> {
@@ -189,7 +226,14 @@ impl Engine {
         let (host, attachments, settings) = (&self.host, &self.attachments, &self.settings);
         let build = |stamp| build(host, documents, attachments, settings, stamp);
         let next = self.stamp.next().unwrap_or(Stamp::FIRST);
-        let plan = |transaction, stamp, refused| Plan { transaction, stamp, wrapped: stamp < self.stamp, whole: true, refused };
+        let plan = |transaction, stamp, refused| Plan {
+            transaction,
+            stamp,
+            wrapped: stamp < self.stamp,
+            whole: true,
+            refused,
+            leaves_policy: false,
+        };
         // A table made anew carries a stamp that no connection has met under another policy.
         if !stamp::has_stamp(settings, &self.actual) {
             let desired = build(next);

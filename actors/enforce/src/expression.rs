@@ -16,6 +16,9 @@ pub enum Field {
     Protocol,
     InInterface,
     OutInterface,
+    /// The number of the interface, which stays when it is renamed; 0: none.
+    InIndex,
+    OutIndex,
     CtState,
     /// [`ORIGINAL`] or [`REPLY`].
     CtDirection,
@@ -70,7 +73,7 @@ impl Field {
             | Field::CtProtocol
             | Field::TcpFlags => 1,
             Field::CtDestinationPort | Field::CtIcmp | Field::SourcePort | Field::DestinationPort | Field::Icmp => 2,
-            Field::CtState | Field::CtMark => 4,
+            Field::CtState | Field::CtMark | Field::InIndex | Field::OutIndex => 4,
             Field::CtSource4 | Field::CtDestination4 | Field::Source4 | Field::Destination4 => 4,
             Field::CtSource6 | Field::CtDestination6 | Field::Source6 | Field::Destination6 => 16,
             Field::InInterface | Field::OutInterface => 16,
@@ -84,7 +87,7 @@ impl Field {
 
     /// Whether the kernel keeps it in the machine's byte order; everything else is as on the wire.
     pub fn is_native(self) -> bool {
-        matches!(self, Field::CtState | Field::CtMark)
+        matches!(self, Field::CtState | Field::CtMark | Field::InIndex | Field::OutIndex)
     }
 }
 

@@ -28,6 +28,9 @@ pub struct Packet {
     pub destination: IpAddr,
     pub payload: Payload,
     pub tcp_flags: u8,
+    /// The numbers of those interfaces; 0 where it does not matter.
+    pub came_in_index: u32,
+    pub goes_out_index: u32,
     /// Of an ICMP error: the packet it is about.
     pub about: Option<Box<Packet>>,
 }
@@ -35,7 +38,17 @@ pub struct Packet {
 impl Packet {
     /// The first packet of a flow.
     pub fn first(came_in: Interface, goes_out: Interface, source: IpAddr, destination: IpAddr, payload: Payload) -> Self {
-        Self { came_in, goes_out, source, destination, payload, tcp_flags: TCP_SYN, about: None }
+        Self {
+            came_in,
+            goes_out,
+            source,
+            destination,
+            payload,
+            tcp_flags: TCP_SYN,
+            came_in_index: 0,
+            goes_out_index: 0,
+            about: None,
+        }
     }
 
     /// A packet in the other direction of the same flow.
@@ -47,6 +60,8 @@ impl Packet {
             destination: self.source,
             payload: self.payload.reply(),
             tcp_flags: if self.tcp_flags == TCP_SYN { TCP_SYN | TCP_ACK } else { TCP_ACK },
+            came_in_index: self.goes_out_index,
+            goes_out_index: self.came_in_index,
             about: None,
         }
     }

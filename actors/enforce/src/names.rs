@@ -8,10 +8,11 @@
 //! | `p_N_out`, `p_N_o_out` | profile N: jumps to the denies, then to the allows, then the end; `o`: for packets that go onward |
 //! | `sd_…`, `sa_…` | denies and allows of a scope: one jump for each group bound there |
 //! | `d_…`, `a_…` | denies and allows of a group |
+//! | `br_…` | in a table of the bridge family and of the same name: what closes claimed interfaces that belong to a bridge |
 //! | `st_…` | what knows the stamp: the fast path, and what each judge writes on the flows it accepts |
 //! | `x_…` | a refusal that knows what it logs |
 //! | `m4_G`, `n4_G` | members of group G: addresses, ranges |
-//! | `addr4_H`, `ports_H` | addresses and ports written in rules, named by their content, so that equal ones exist once |
+//! | `addr4_H`, `ports_H` | addresses and ports written in rules, named by a hash of their content, so that equal ones exist once |
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -21,6 +22,7 @@ use groupcast_policy::ids::GroupId;
 use groupcast_policy::net::Family;
 use groupcast_policy::rule::{Action, Direction};
 use groupcast_policy::topic::Scope;
+use sha2::{Digest, Sha256};
 
 use crate::Name;
 
@@ -73,6 +75,8 @@ fn name(text: fmt::Arguments<'_>) -> Name {
 }
 
 const CURRENT: &str = "cur";
+const HELD: &str = "held";
+const BRIDGE: &str = "br_";
 const FORWARD_OUT: &str = "b_forward_out";
 const FORWARD_IN: &str = "b_forward_in";
 const AUDITED: &str = "audited";
@@ -96,6 +100,11 @@ fixed! {
     /// Current stamp → accept, in tables of before the stamps stood in rules only.
     current = CURRENT,
     claims = "claims",
+    /// Interfaces that have had a claimed name, by number.
+    held = HELD,
+    port_claims = "br_claims",
+    port_in = "br_in",
+    port_out = "br_out",
     /// Interfaces of workloads in audit mode; looked at only when something is about to be denied.
     audited = AUDITED,
     audited4 = AUDITED4,
@@ -109,6 +118,17 @@ fixed! {
     source6 = "src6",
     source_span4 = "src4n",
     source_span6 = "src6n",
+    /// The addresses of workloads, each beside itself.
+    same4 = "same4",
+    same6 = "same6",
+    /// Who sends an error about a flow.
+    related = "rel",
+    /// What is forwarded and has no stamp, on its way to the judge of senders.
+    unstamped_out = "f_out",
+    /// What is stamped, on its way out by an interface that it may not have been judged for.
+    bound = "bound",
+    /// What the machine itself sends, past the fast path.
+    local_out = "l_out",
     audit = "audit",
     no_connection = "nct",
     infrastructure_in = "infra_i",
@@ -123,6 +143,11 @@ fixed! {
     forward_in = FORWARD_IN,
     stamp_out = "st_out",
     stamp_in = "st_in",
+}
+
+/// Whether it is in the table of the bridge family.
+pub fn is_of_bridge(name: &str) -> bool {
+    name.starts_with(BRIDGE)
 }
 
 /// The chain that stamps what its judge has accepted, and accepts it.
@@ -174,12 +199,18 @@ pub fn member_spans(group: &GroupId, family: Family) -> Name {
     name(format_args!("n{}_{group}", digit(family)))
 }
 
-pub fn addresses(family: Family, content: u64) -> Name {
-    name(format_args!("addr{}_{content:016x}", digit(family)))
+pub fn addresses(family: Family, content: &[u8]) -> Name {
+    name(format_args!("addr{}_{}", digit(family), content_hash(content)))
 }
 
-pub fn ports(content: u64) -> Name {
-    name(format_args!("ports_{content:016x}"))
+pub fn ports(content: &[u8]) -> Name {
+    name(format_args!("ports_{}", content_hash(content)))
+}
+
+/// Of what a set holds. Those who write rules choose it, and two rules that name one set look into the same: so no two contents with one
+/// hash may be found on purpose either. All of it, because half of it would be found with the work of a quarter.
+fn content_hash(content: &[u8]) -> String {
+    Sha256::digest(content).iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 fn digit(family: Family) -> char {
@@ -261,6 +292,7 @@ pub fn chain_role(name: &str) -> Role {
         ("sd_", Role::Denies),
         ("p_", Role::Profile),
         ("x_", Role::Neutral),
+        (BRIDGE, Role::Neutral),
         ("st_", Role::Stamp),
         (FORWARD_OUT, Role::Stamp),
         (FORWARD_IN, Role::Stamp),
@@ -271,9 +303,13 @@ pub fn chain_role(name: &str) -> Role {
 pub fn set_role(name: &str) -> Role {
     match name {
         CURRENT => return Role::Stamp,
-        PROFILES | SEEN => return Role::Neutral,
+        // An interface is held while its name is claimed, which closes it anyway.
+        PROFILES | SEEN | HELD => return Role::Neutral,
         AUDITED | AUDITED4 | AUDITED6 => return Role::Allows,
         _ => {}
+    }
+    if is_of_bridge(name) {
+        return Role::Neutral;
     }
     let named = ["m4_", "m6_", "n4_", "n6_", "addr4_", "addr6_", "ports_"];
     if named.iter().any(|beginning| name.starts_with(beginning)) { Role::Named } else { Role::Frame }
@@ -303,16 +339,24 @@ mod tests {
             (sided("b_input", egress), Role::Frame),
             (sided("j", egress), Role::Frame),
             (spoof(), Role::Frame),
+            (related(), Role::Frame),
+            (port_in(), Role::Neutral),
+            (bound(), Role::Frame),
+            (unstamped_out(), Role::Frame),
+            (local_out(), Role::Frame),
         ];
         for (name, role) in rows {
             assert_eq!(chain_role(&name), role, "{name}");
         }
         let rows = [
             (members(&id, Family::V4), Role::Named),
-            (addresses(Family::V6, 1), Role::Named),
-            (ports(1), Role::Named),
+            (addresses(Family::V6, &[1]), Role::Named),
+            (ports(&[1]), Role::Named),
             (claims(), Role::Frame),
+            (held(), Role::Neutral),
+            (port_claims(), Role::Neutral),
             (source_span4(), Role::Frame),
+            (same6(), Role::Frame),
             (dispatch(egress, true, Keyed::Address(Family::V4)), Role::Frame),
             (profiles(), Role::Neutral),
             (current(), Role::Stamp),
@@ -328,5 +372,6 @@ mod tests {
         const NAME_LEN_MAX: usize = 255;
         let id = GroupId::new(&"g".repeat(groupcast_policy::ids::ID_LEN_MAX)).unwrap();
         assert!(refusal(View::Connection, Direction::Egress, &id, RuleKey(u64::MAX)).len() <= NAME_LEN_MAX);
+        assert!(addresses(Family::V6, &[1]).len() <= NAME_LEN_MAX);
     }
 }

@@ -27,18 +27,19 @@ use groupcast_policy::rule::Direction;
 
 use crate::Name;
 use crate::expression::{Field, Statement};
+use crate::interface::Interface;
 use crate::names;
-use crate::settings::{Attachments, Settings, Stamp};
-use crate::table::{Chain, Elements, Set, SetKind, Table};
+use crate::settings::{Attachments, Mode, Settings, Stamp};
+use crate::table::{Chain, Elements, Key, Set, SetKind, Table};
 
-pub(crate) use frame::{stamp_chains, stamp_rule_counts};
+pub(crate) use frame::{stamp_chains, stamp_rule_counts, write as write_frame};
 pub(crate) use groups::{Written, group_chains, has_spans, member_sets, member_spans, members_of};
 pub(crate) use profiles::{
     CHAINS, Denies, Found, Has, ProfileKey, Shape, bound, denies_of, has, jumps, lone_number, onward_rules, profile_chains,
     profile_rules, profile_verdicts, rules_of,
 };
-pub use workloads::Refusal;
 pub(crate) use workloads::{Element, Keys, Owners, elements_of, keys_of, own_addresses, source_spans};
+pub use workloads::{Refusal, objection};
 
 /// What a set should hold: its own elements, or a document's addresses, which are too many to copy for every look.
 #[derive(Debug, Clone)]
@@ -95,6 +96,40 @@ pub fn is_adopting(table: &Table) -> bool {
         |statement: &Statement| matches!(statement, Statement::Match { fields, .. } if fields[..] == [Field::TcpFlags]);
     let chain = table.chains.get(&names::sided("pass", Direction::Egress));
     chain.is_some_and(|chain| !chain.rules.iter().flatten().any(looks_at_flags))
+}
+
+/// How a table of ours treats what it judges: what packets meet, whatever was ordered since. `None`: it is no table of ours.
+pub fn mode_of(table: &Table) -> Option<Mode> {
+    let rules = |name: &Name| table.chains.get(name).map(|chain| &chain.rules[..]);
+    let dispatches = |statement: &Statement| matches!(statement, Statement::Dispatch { .. });
+    let audits = |rule: &crate::table::Rule| rule[..] == [Statement::goto(&names::audit())];
+    Some(if rules(&names::forward_out())?.is_empty() {
+        Mode::Bypass
+    } else if !rules(&names::sided("j", Direction::Egress))?.iter().flatten().any(dispatches) {
+        Mode::Lockdown
+    } else if rules(&names::deny(names::View::Connection, Direction::Egress))?.iter().any(audits) {
+        Mode::Audit
+    } else {
+        Mode::Enforce
+    })
+}
+
+/// Interfaces of which a table of ours lets pass what it denies, logged.
+pub fn audited(table: &Table) -> BTreeSet<Interface> {
+    let sets = [names::audited(), names::audited4(), names::audited6()];
+    let keys = sets.iter().filter_map(|name| match &table.sets.get(name)?.elements {
+        Elements::Keyed(elements) => Some(elements.keys()),
+        _ => None,
+    });
+    let interface = |key: &Key| match key {
+        Key::Interface(interface)
+        | Key::InterfaceV4(interface, _)
+        | Key::InterfaceV6(interface, _)
+        | Key::InterfaceSpan4(interface, _)
+        | Key::InterfaceSpan6(interface, _) => Some(*interface),
+        Key::Claim(_) | Key::Number(_) | Key::SameV4(_) | Key::SameV6(_) => None,
+    };
+    keys.flatten().filter_map(interface).collect()
 }
 
 /// Builds the desired table from scratch.

@@ -18,6 +18,11 @@ pub struct Settings {
     /// TCP connections that are met in the middle are judged like new ones, as long as this is set: after the first load, when
     /// everything that is open was opened before. Later such a packet is refused.
     pub adopting: bool,
+    /// Claimed interfaces that belong to a bridge are closed there, by a table of the bridge family. Not where the kernel has none.
+    pub closes_ports: bool,
+    /// The numbers of interfaces that have had a claimed name since they exist: what was claimed stays claimed, whatever it is called.
+    /// Not by the operator: found out by looking.
+    pub held: BTreeSet<u32>,
 }
 
 impl Default for Settings {
@@ -29,6 +34,8 @@ impl Default for Settings {
             log: LogSettings::default(),
             failsafe: Failsafe::default(),
             adopting: false,
+            closes_ports: true,
+            held: BTreeSet::new(),
         }
     }
 }

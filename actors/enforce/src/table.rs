@@ -34,6 +34,9 @@ pub enum Hook {
     Input,
     Forward,
     Output,
+    /// Of the bridge family: what comes in by a port of a bridge, and what goes out by one.
+    PortIn,
+    PortOut,
 }
 
 pub type Rule = Vec<Statement>;
@@ -56,8 +59,13 @@ pub enum SetKind {
     Ports,
     Claims,
     Interfaces,
+    /// Numbers of interfaces.
+    Indexes,
     InterfaceV4,
     InterfaceV6,
+    /// Each address beside itself: how a rule asks whether two addresses are the same one of these.
+    SameV4,
+    SameV6,
     /// Ranges of addresses per interface.
     InterfaceSpan4,
     InterfaceSpan6,
@@ -93,6 +101,8 @@ pub enum Key {
     Interface(Interface),
     InterfaceV4(Interface, u32),
     InterfaceV6(Interface, u128),
+    SameV4(u32),
+    SameV6(u128),
     InterfaceSpan4(Interface, Span<u32>),
     InterfaceSpan6(Interface, Span<u128>),
     Number(u32),

@@ -12,6 +12,7 @@ use crate::Name;
 use crate::expression::{Field, STATE_ESTABLISHED, STATE_INVALID, STATE_NEW, STATE_RELATED, STATE_UNTRACKED};
 use crate::expression::{Statement, Test, Value, Verdict};
 use crate::interface::{Claim, Interface};
+use crate::names::is_of_bridge;
 use crate::table::{Base, Data, Elements, Hook, Key, SEEN_MAX, SEEN_SECONDS, Set, SetKind, Table};
 
 /// Every protocol whose connections have ports or ICMP types.
@@ -25,16 +26,29 @@ pub struct Script<'t> {
 
 impl fmt::Display for Script<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.family(f, "inet", |name| !is_of_bridge(name))?;
+        let mut names = self.table.chains.keys().chain(self.table.sets.keys());
+        if names.any(|name| is_of_bridge(name)) {
+            self.family(f, "bridge", is_of_bridge)?;
+        }
+        Ok(())
+    }
+}
+
+impl Script<'_> {
+    /// One of the tables: those of both families have one name.
+    fn family(&self, f: &mut fmt::Formatter<'_>, family: &str, has: impl Fn(&str) -> bool + Copy) -> fmt::Result {
         let Self { name, table } = self;
-        writeln!(f, "table inet {name}\ndelete table inet {name}\ntable inet {name} {{")?;
+        writeln!(f, "table {family} {name}\ndelete table {family} {name}\ntable {family} {name} {{")?;
         // A map names chains in its elements, so chains come first, and their rules name sets: declarations before contents.
-        for chain in table.chains.iter().filter(|(_, chain)| chain.base.is_none()).map(|(name, _)| name) {
+        let chains = || table.chains.iter().filter(move |(name, _)| has(name));
+        for chain in chains().filter(|(_, chain)| chain.base.is_none()).map(|(name, _)| name) {
             writeln!(f, "\tchain {chain} {{ }}")?;
         }
-        for (name, set) in &table.sets {
+        for (name, set) in table.sets.iter().filter(|(name, _)| has(name)) {
             write_set(f, table, name, set)?;
         }
-        for (name, chain) in &table.chains {
+        for (name, chain) in chains() {
             writeln!(f, "\tchain {name} {{")?;
             if let Some(Base { hook, priority }) = chain.base {
                 writeln!(f, "\t\ttype filter hook {} priority {priority}; policy accept;", hook_name(hook))?;
@@ -54,6 +68,8 @@ fn hook_name(hook: Hook) -> &'static str {
         Hook::Input => "input",
         Hook::Forward => "forward",
         Hook::Output => "output",
+        Hook::PortIn => "prerouting",
+        Hook::PortOut => "postrouting",
     }
 }
 
@@ -66,8 +82,11 @@ fn set_type(kind: SetKind) -> &'static str {
         SetKind::Ports => "type inet_service; flags interval;",
         SetKind::Claims => "type ifname; flags interval;",
         SetKind::Interfaces => "type ifname;",
+        SetKind::Indexes => "type iface_index;",
         SetKind::InterfaceV4 => "type ifname . ipv4_addr;",
         SetKind::InterfaceV6 => "type ifname . ipv6_addr;",
+        SetKind::SameV4 => "type ipv4_addr . ipv4_addr;",
+        SetKind::SameV6 => "type ipv6_addr . ipv6_addr;",
         SetKind::InterfaceSpan4 => "type ifname . ipv4_addr; flags interval;",
         SetKind::InterfaceSpan6 => "type ifname . ipv6_addr; flags interval;",
         SetKind::InterfaceToNumber => "type ifname : verdict;",
@@ -90,7 +109,7 @@ fn write_set(f: &mut fmt::Formatter<'_>, table: &Table, name: &Name, set: &Set) 
     } else {
         let numbers = verdicts_of_numbers(table, name);
         let mut separator = " elements = { ";
-        for element in element_texts(&set.elements, &numbers) {
+        for element in element_texts(set.kind, &set.elements, &numbers) {
             write!(f, "{separator}{element}")?;
             separator = ", ";
         }
@@ -114,7 +133,11 @@ fn verdicts_of_numbers<'t>(table: &'t Table, name: &Name) -> Option<&'t Elements
     verdicts.filter_map(|verdicts| table.sets.get(verdicts)).map(|set| &set.elements).next()
 }
 
-fn element_texts<'e>(elements: &'e Elements, numbers: &'e Option<&'e Elements>) -> Box<dyn Iterator<Item = String> + 'e> {
+fn element_texts<'e>(
+    kind: SetKind,
+    elements: &'e Elements,
+    numbers: &'e Option<&'e Elements>,
+) -> Box<dyn Iterator<Item = String> + 'e> {
     let span = |first: String, last: String| if first == last { first } else { format!("{first}-{last}") };
     match elements {
         Elements::V4(set) => Box::new(set.iter().map(|a| Ipv4Addr::from_bits(a).to_string())),
@@ -123,7 +146,10 @@ fn element_texts<'e>(elements: &'e Elements, numbers: &'e Option<&'e Elements>) 
         Elements::Spans6(set) => Box::new(set.iter().map(move |s| span(v6(s.first()), v6(s.last())))),
         Elements::Ports(set) => Box::new(set.iter().map(move |s| span(s.first().to_string(), s.last().to_string()))),
         Elements::Keyed(map) => Box::new(map.iter().filter(|(key, _)| !is_host(key)).filter_map(move |(key, data)| {
-            let key = key_text(key);
+            let key = match key {
+                Key::Number(index) if kind == SetKind::Indexes => index.to_string(),
+                key => key_text(key),
+            };
             match data {
                 Data::Nothing => Some(key),
                 Data::Verdict(verdict) => Some(format!("{key} : {}", verdict_text(verdict))),
@@ -142,7 +168,12 @@ fn element_texts<'e>(elements: &'e Elements, numbers: &'e Option<&'e Elements>) 
 
 /// The empty interface name, which is how the machine itself is found, cannot be said in text.
 fn is_host(key: &Key) -> bool {
-    *key == Key::Interface(Interface::NONE) || *key == Key::Claim(Claim::HOST)
+    match key {
+        Key::Interface(interface) | Key::InterfaceSpan4(interface, _) | Key::InterfaceSpan6(interface, _) => {
+            *interface == Interface::NONE
+        }
+        _ => *key == Key::Claim(Claim::HOST),
+    }
 }
 
 fn v4(number: u128) -> String {
@@ -159,6 +190,8 @@ fn key_text(key: &Key) -> String {
         Key::Interface(name) => format!("\"{name}\""),
         Key::InterfaceV4(name, address) => format!("\"{name}\" . {}", v4(u128::from(*address))),
         Key::InterfaceV6(name, address) => format!("\"{name}\" . {}", v6(*address)),
+        Key::SameV4(address) => format!("{0} . {0}", v4(u128::from(*address))),
+        Key::SameV6(address) => format!("{0} . {0}", v6(*address)),
         Key::InterfaceSpan4(name, span) => format!("\"{name}\" . {}-{}", v4(span.first().into()), v4(span.last().into())),
         Key::InterfaceSpan6(name, span) => format!("\"{name}\" . {}-{}", v6(span.first()), v6(span.last())),
         Key::Number(number) => format!("{number:#x}"),
@@ -205,6 +238,8 @@ fn field_text(field: Field) -> &'static str {
         Field::Protocol => "meta l4proto",
         Field::InInterface => "iifname",
         Field::OutInterface => "oifname",
+        Field::InIndex => "iif",
+        Field::OutIndex => "oif",
         Field::CtState => "ct state",
         Field::CtDirection => "ct direction",
         Field::CtMark => "ct mark",
@@ -268,6 +303,9 @@ fn write_statement(line: &mut String, statement: &Statement) -> fmt::Result {
             let field = fields.first().copied().unwrap_or(Field::Family);
             match test {
                 Test::Is(value) => write!(line, "{left} {}", value_text(field, value)),
+                Test::IsNot(Value::Number(bits)) if field == Field::CtState => {
+                    write!(line, "{left} != {}", states_text(u32::try_from(*bits).unwrap_or_default()))
+                }
                 Test::IsNot(value) => write!(line, "{left} != {}", value_text(field, value)),
                 Test::Within(first, last) => write!(line, "{left} {}-{}", number_text(field, *first), number_text(field, *last)),
                 Test::MaskedNot { mask, is_not: 0 } if field == Field::CtState => write!(line, "{left} {}", states_text(*mask)),

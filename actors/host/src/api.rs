@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::{MailboxError, Recipient};
+use groupcast_bus_config::accepting::Accepting;
 use groupcast_policy::ids::WorkloadId;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -23,6 +24,7 @@ use crate::inbox::Inbox;
 use crate::mode::WantedMode;
 use crate::netlink::Counted;
 use crate::registration;
+use crate::renew::Credential;
 use crate::report::{Explanation, Ruleset, Status};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -113,6 +115,7 @@ pub struct Doors {
     pub progress: watch::Receiver<Progress>,
     pub inbox: Arc<Inbox>,
     pub registration: registration::Handle,
+    pub credential: watch::Receiver<Credential>,
 }
 
 /// Whatever was asked, in one result: a full mailbox or an ending actor is a failure like any other.
@@ -166,7 +169,8 @@ impl Doors {
     async fn status(&self) -> Result<Status, String> {
         let enforced = flat(self.enforced.send(AskEnforced).await.map(Ok))?;
         let foreign = flat(self.foreign.send(AskForeign).await.map(Ok))?;
-        Ok(Status { enforced, heard: self.inbox.heard().await, foreign, registration: self.registration.now() })
+        let (registration, credential) = (self.registration.now(), self.credential.borrow().clone());
+        Ok(Status { enforced, heard: self.inbox.heard().await, foreign, registration, credential })
     }
 
     async fn explain(&self, asked: AskExplanation) -> Result<Explanation, String> {
@@ -188,9 +192,8 @@ impl Doors {
 
 /// Replaces a socket that a dead agent left.
 pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
+    // Whoever can write its folder can put another in its place, and is told what is meant for the agent.
+    crate::files::guard_folder(path).map_err(std::io::Error::other)?;
     if std::os::unix::net::UnixStream::connect(path).is_ok() {
         return Err(std::io::Error::other(format!("{} is served by another agent", path.display())));
     }
@@ -205,8 +208,15 @@ pub fn listen(path: &Path) -> std::io::Result<UnixListener> {
 
 pub async fn serve(listener: UnixListener, doors: Doors) {
     let own = nix::unistd::geteuid().as_raw();
+    let mut accepting = Accepting::new("the local socket");
     loop {
-        let Ok((stream, _)) = listener.accept().await else { continue };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                accepting.failed(&error).await;
+                continue;
+            }
+        };
         // The file's mode lets nobody else in; what was opened before it was set is caught here.
         if !stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0) {
             continue;

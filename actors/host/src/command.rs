@@ -2,14 +2,19 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::{Parser, Subcommand};
 
 use crate::api::{self, Answer, Request, WITHIN};
 use crate::config::{Config, WrittenAttachment};
 use crate::enrol::WrittenEnrolment;
+
 use crate::mode::WantedMode;
+use crate::netlink::Counted;
+use crate::reached;
+use crate::report::{Explanation, Status};
+use crate::terminal::{print, print_json, say};
 
 /// As everywhere in groupcast.
 const EXIT_FAILURE: u8 = 1;
@@ -81,16 +86,15 @@ pub enum Command {
     Audit { reason: String },
     /// Enforce again
     Resume { reason: String },
-    /// Make a key and have a gateway sign it, with a token from `groupcast host token`; writes the credentials file
+    /// Make a key and have the gateway that agent.toml names sign it, with a token from `groupcast host token`; writes the credentials
+    /// file
     Join {
-        /// Such as https://gateway:4270
+        /// File that holds the token, - for standard input; without it GROUPCAST_JOIN_TOKEN holds the token itself
         #[arg(long)]
-        gateway: String,
-        #[arg(long, env = "GROUPCAST_JOIN_TOKEN", hide_env_values = true)]
-        token: String,
-        /// Authorities to trust, in PEM; without it the system's
-        #[arg(long)]
-        authority: Option<PathBuf>,
+        token_file: Option<PathBuf>,
+        /// Refused: everybody on the machine can read a command line
+        #[arg(long, hide = true)]
+        token: Option<String>,
     },
     /// Have the controllers forget this host and its workloads: for the shutdown of the machine, not for a restart of the agent
     Leave,
@@ -98,8 +102,12 @@ pub enum Command {
 
 #[derive(Subcommand)]
 pub enum ConfigCommand {
-    /// Judge the file, and the files that it names
-    Check,
+    /// Judge the file, the files that it names, and whether the bus and the gateway can be reached
+    Check {
+        /// Judge the files alone, and reach nobody
+        #[arg(long)]
+        offline: bool,
+    },
     /// Print what the file may say, in Markdown
     Reference,
 }
@@ -215,26 +223,55 @@ fn request(command: Command) -> Option<Request> {
 }
 
 pub fn fail(words: &str, code: u8) -> ExitCode {
-    eprintln!("groupcast-agent: {words}");
+    say(words);
     ExitCode::from(code)
 }
 
-/// Judges the file, and what it names.
-pub fn config_checked(path: &std::path::Path) -> ExitCode {
+/// Judges the file, what it names, and whether that can be reached.
+pub fn config_checked(path: &std::path::Path, offline: bool) -> ExitCode {
     let found = match Config::read(path) {
         Err(error) => vec![error.to_string()],
-        Ok(config) => config.problems().iter().map(|problem| format!("{}: {problem}", path.display())).collect(),
+        Ok(config) => {
+            let mut found = config.problems();
+            found.extend(reached::credential(&config, SystemTime::now()));
+            // What is wrong with the files would only be said once more by every server.
+            if found.is_empty() && !offline {
+                match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                    Ok(runtime) => found = runtime.block_on(reached::unreachable(&config)),
+                    Err(error) => found.push(error.to_string()),
+                }
+            }
+            found.iter().map(|problem| format!("{}: {problem}", path.display())).collect()
+        }
     };
     if found.is_empty() {
-        println!("{} is good", path.display());
+        print(&format!("{} is good\n", path.display()));
         return ExitCode::SUCCESS;
     }
-    found.iter().for_each(|problem| eprintln!("groupcast-agent: {problem}"));
+    found.iter().for_each(|problem| say(problem));
     ExitCode::from(EXIT_FAILURE)
 }
 
-fn json(value: &impl serde::Serialize) {
-    println!("{}", serde_json::to_string_pretty(value).unwrap_or_default());
+fn listed(status: &Status) -> String {
+    let line = |workload: &WrittenAttachment| {
+        let addresses: Vec<String> = workload.addresses.iter().map(ToString::to_string).collect();
+        let audit = if workload.audit { "audit" } else { "enforce" };
+        format!("{}\t{}\t{}\t{audit}\n", workload.workload, workload.interface, addresses.join(","))
+    };
+    status.enforced.workloads.iter().map(line).collect()
+}
+
+fn explained(told: &Explanation) -> String {
+    let mut lines = vec![if told.allowed { "allowed" } else { "denied" }.to_owned()];
+    for judged in &told.judgements {
+        lines.push(judged.words.clone());
+        let revision = |revision: &Option<u64>| revision.map_or("from the disk".into(), |number| format!("revision {number}"));
+        lines.extend(judged.topics.iter().map(|(topic, number)| format!("  {topic}: {}", revision(number))));
+    }
+    lines.extend(told.notes.iter().map(|note| format!("note: {note}")));
+    let end = if told.enforced { "the kernel does as it says" } else { "the kernel does not do as it says: see the notes" };
+    lines.push(end.to_owned());
+    lines.join("\n") + "\n"
 }
 
 /// Asks the running agent and prints what it says: data on stdout, words on stderr.
@@ -248,42 +285,22 @@ pub fn asked(config: &Config, command: Command) -> ExitCode {
     };
     match runtime.block_on(api::ask(&config.socket, &request)) {
         Ok(Answer::Done { notes }) => {
-            notes.iter().for_each(|note| eprintln!("groupcast-agent: {note}"));
+            notes.iter().for_each(|note| say(note));
             return ExitCode::SUCCESS;
         }
         Ok(Answer::Failed { why }) => return fail(&why, EXIT_FAILURE),
         Ok(Answer::TimedOut { why }) => return fail(&why, EXIT_TIMED_OUT),
-        Ok(Answer::Status(status)) if list => {
-            for workload in &status.enforced.workloads {
-                let addresses: Vec<String> = workload.addresses.iter().map(ToString::to_string).collect();
-                let audit = if workload.audit { "audit" } else { "enforce" };
-                println!("{}\t{}\t{}\t{audit}", workload.workload, workload.interface, addresses.join(","));
-            }
-        }
-        Ok(Answer::Status(status)) => json(&status),
+        Ok(Answer::Status(status)) if list => print(&listed(&status)),
+        Ok(Answer::Status(status)) => print_json(&status),
         Ok(Answer::Counters { counters }) => {
-            for counted in counters {
-                println!("{}\t{}\t{}\t{}", counted.chain, counted.at, counted.packets, counted.bytes);
-            }
+            let line = |counted: &Counted| format!("{}\t{}\t{}\t{}\n", counted.chain, counted.at, counted.packets, counted.bytes);
+            print(&format!("CHAIN\tRULE\tPACKETS\tBYTES\n{}", counters.iter().map(line).collect::<String>()));
         }
-        Ok(Answer::Explanation(told)) if as_json => json(&told),
-        Ok(Answer::Explanation(told)) => {
-            println!("{}", if told.allowed { "allowed" } else { "denied" });
-            for judged in &told.judgements {
-                println!("{}", judged.words);
-                let revision =
-                    |revision: &Option<u64>| revision.map_or("from the disk".into(), |number| format!("revision {number}"));
-                judged.topics.iter().for_each(|(topic, number)| println!("  {topic}: {}", revision(number)));
-            }
-            told.notes.iter().for_each(|note| println!("note: {note}"));
-            println!(
-                "{}",
-                if told.enforced { "the kernel does as it says" } else { "the kernel does not do as it says: see the notes" }
-            );
-        }
+        Ok(Answer::Explanation(told)) if as_json => print_json(&told),
+        Ok(Answer::Explanation(told)) => print(&explained(&told)),
         Ok(Answer::Ruleset(ruleset)) => {
-            print!("{}", ruleset.wanted);
-            ruleset.differences.iter().for_each(|name| eprintln!("differs in the kernel: {name}"));
+            print(&ruleset.wanted);
+            ruleset.differences.iter().for_each(|name| say(&format!("differs in the kernel: {name}")));
             if !ruleset.differences.is_empty() {
                 return ExitCode::from(EXIT_FAILURE);
             }

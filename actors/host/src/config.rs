@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use groupcast_bus_config::connect::Tls;
 use groupcast_bus_config::settings::{self, Key, Section};
 use groupcast_enforce::interface::{Claim, Interface, InvalidInterface};
 use groupcast_enforce::settings::{
@@ -16,6 +17,7 @@ use groupcast_policy::packet::{TCP, UDP};
 use serde::{Deserialize, Serialize};
 
 use crate::enrol::{ENROLMENTS_MAX, WrittenEnrolment};
+use crate::join::{self, Gateway};
 
 /// The name of the file.
 pub const NAME: &str = "agent.toml";
@@ -27,7 +29,22 @@ pub fn sections() -> Vec<Section> {
     let keys = vec![
         Key::new("host", "", "This host's id, as its credential names it. Needed"),
         Key::new("servers", "", "Servers of the bus, such as `[\"nats://bus-1:4222\"]`. Needed"),
-        Key::new("credentials", "", "Credentials file, made by `groupcast host add`"),
+        Key::new("credentials", "", "Credentials file, made by `groupcast host add` or `groupcast-agent join`"),
+        Key::new(
+            "gateway",
+            "",
+            "Gateway through which this host joins and renews its credential, such as `https://gateway:4270`, or several in a list, \
+             of which one that answers is enough; without any the credential expires",
+        ),
+        Key::new("gateway_authority", "", "Authorities to trust that it is a gateway, in PEM; the system's if not said"),
+        Key::new(
+            "tls_required",
+            "",
+            "Refuse servers that offer no TLS; if not said, true unless every server is on this machine",
+        ),
+        Key::new("tls_authority", "", "Authorities to trust for the servers, in PEM, and no others; if not said, the system's"),
+        Key::new("tls_certificate", "", "Certificate to present to the servers, in PEM"),
+        Key::new("tls_key", "", "Key of the certificate, in PEM"),
         Key::new(
             "claims",
             "[]",
@@ -75,6 +92,12 @@ struct Written {
     host: String,
     servers: Vec<String>,
     credentials: Option<PathBuf>,
+    gateway: Option<OneOrMany>,
+    gateway_authority: Option<PathBuf>,
+    tls_required: Option<bool>,
+    tls_authority: Option<PathBuf>,
+    tls_certificate: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
     #[serde(default)]
     claims: Vec<String>,
     #[serde(default = "default_table")]
@@ -107,6 +130,17 @@ struct Written {
     #[serde(default)]
     enrol: Vec<WrittenEnrolment>,
 }
+
+/// One, or a list.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// Gateways of one installation; each may be asked in turn, and each takes its time.
+pub const GATEWAYS_MAX: usize = 8;
 
 /// How this host registers itself.
 #[derive(Debug, Clone)]
@@ -144,6 +178,9 @@ pub struct Config {
     pub host: HostId,
     pub servers: Vec<String>,
     pub credentials: Option<PathBuf>,
+    /// Through any of which this host joins and renews its credential.
+    pub gateways: Vec<Gateway>,
+    pub tls: Tls,
     pub table: String,
     pub owned_table: bool,
     pub state: PathBuf,
@@ -164,11 +201,20 @@ impl Config {
     /// What stands in the file and cannot work on this machine.
     pub fn problems(&self) -> Vec<String> {
         let mut found = Vec::new();
-        if let Some(path) = &self.credentials {
+        let pair = self.tls.certificate.as_ref();
+        let files = [
+            ("credentials", self.credentials.as_ref(), true),
+            ("tls_authority", self.tls.authority.as_ref(), false),
+            ("gateway_authority", self.gateways.first().and_then(|gateway| gateway.authority.as_ref()), false),
+            ("tls_certificate", pair.map(|(certificate, _)| certificate), false),
+            ("tls_key", pair.map(|(_, key)| key), true),
+        ];
+        for (name, path, secret) in files {
+            let Some(path) = path else { continue };
             match std::fs::File::open(path).and_then(|file| file.metadata()) {
-                Err(error) => found.push(format!("credentials names {}, which cannot be read: {error}", path.display())),
-                Ok(about) if about.permissions().mode() & 0o077 != 0 => {
-                    found.push(format!("credentials names {}, which others can read: chmod 600 it", path.display()));
+                Err(error) => found.push(format!("{name} names {}, which cannot be read: {error}", path.display())),
+                Ok(about) if secret && about.permissions().mode() & 0o077 != 0 => {
+                    found.push(format!("{name} names {}, which others can read: chmod 600 it", path.display()));
                 }
                 Ok(_) => {}
             }
@@ -194,6 +240,9 @@ impl Config {
         for server in &written.servers {
             failsafe.outbound.insert((TCP, bus_port(server)?));
         }
+        let gateways = gateways(written.gateway, written.gateway_authority)?;
+        // Nor from what renews its credential, without which the bus is out of reach too.
+        failsafe.outbound.extend(gateways.iter().map(|gateway| (TCP, gateway.address.port)));
         if failsafe.outbound.len() > FAILSAFE_PORTS_MAX {
             return Err(too_many_ports(failsafe.outbound.len()));
         }
@@ -203,6 +252,12 @@ impl Config {
             host: HostId::new(&written.host).map_err(id)?,
             servers: written.servers,
             credentials: written.credentials,
+            gateways,
+            tls: Tls {
+                required: written.tls_required,
+                authority: written.tls_authority,
+                certificate: pair(written.tls_certificate, written.tls_key)?,
+            },
             table: written.table,
             owned_table: written.owned_table,
             state: written.state,
@@ -215,7 +270,14 @@ impl Config {
                 boot_file: written.boot_file.unwrap_or_else(|| BOOT_FILE.into()),
                 workloads: enrolments(written.enrol)?,
             },
-            settings: Settings { claims: claims.map_err(|error| error.to_string())?, mark, mode, log, failsafe, adopting: false },
+            settings: Settings {
+                claims: claims.map_err(|error| error.to_string())?,
+                mark,
+                mode,
+                log,
+                failsafe,
+                ..Settings::default()
+            },
         })
     }
 
@@ -224,6 +286,35 @@ impl Config {
         let attached = Attached { attachment: Attachment::Host, audit: self.audit_host_workload };
         let host = self.host_workload.clone().map(|id| (id, attached));
         host.into_iter().collect()
+    }
+}
+
+fn gateways(named: Option<OneOrMany>, authority: Option<PathBuf>) -> Result<Vec<Gateway>, String> {
+    let addresses = match named {
+        None => Vec::new(),
+        Some(OneOrMany::One(address)) => vec![address],
+        Some(OneOrMany::Many(addresses)) => addresses,
+    };
+    if addresses.is_empty() && authority.is_some() {
+        return Err("gateway_authority without gateway: name the gateway too".to_owned());
+    }
+    if addresses.len() > GATEWAYS_MAX {
+        return Err(format!("{} gateways, at most {GATEWAYS_MAX}: one that answers is enough", addresses.len()));
+    }
+    let gateway = |address: &String| {
+        let address = join::address(address).map_err(|error| error.to_string())?;
+        Ok(Gateway { address, authority: authority.clone() })
+    };
+    addresses.iter().map(gateway).collect()
+}
+
+/// A certificate is of no use without its key.
+fn pair(certificate: Option<PathBuf>, key: Option<PathBuf>) -> Result<Option<(PathBuf, PathBuf)>, String> {
+    match (certificate, key) {
+        (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+        (None, None) => Ok(None),
+        (Some(_), None) => Err("tls_certificate needs tls_key beside it".to_owned()),
+        (None, Some(_)) => Err("tls_key needs tls_certificate beside it".to_owned()),
     }
 }
 
@@ -352,12 +443,37 @@ mod tests {
             ("host = 'h'\nservers = []\ntable = 'a b'", "not a name"),
             ("host = 'h'\nservers = ['nats://a:b']", "not a port"),
             ("host = 'h'\nservers = []\nclaim = []", "did you mean claims?"),
+            ("host = 'h'\nservers = []\ntls_key = '/k'", "tls_key needs tls_certificate beside it"),
+            ("host = 'h'\nservers = []\ntls_certificate = '/c'", "tls_certificate needs tls_key beside it"),
+            ("host = 'h'\nservers = []\ngateway_authority = '/a'", "name the gateway too"),
+            ("host = 'h'\nservers = []\ngateway = []\ngateway_authority = '/a'", "name the gateway too"),
+            ("host = 'h'\nservers = []\ngateway = ['https://n1:4270', 'n2']", "write https://gateway:4270"),
+            ("host = 'h'\nservers = []\ngateway = ['https://n1:4270', 'http://n2:4270']", "plain http is for loopback only"),
             ("servers = []", "host"),
         ];
         for (text, words) in rows {
             let error = parse(text).unwrap_err();
             assert!(error.contains(words), "{text}: {error}");
         }
+        let tls = "tls_authority = '/nowhere/a'\ntls_certificate = '/nowhere/c'\ntls_key = '/nowhere/k'";
+        let config = parse(&format!("host = 'h'\nservers = ['nats://bus-1:4222']\n{tls}")).unwrap();
+        assert!(config.tls.is_required(&config.servers), "nobody said that it may do without");
+        assert_eq!(config.problems().len(), 3, "{:?}", config.problems());
+        let config = parse("host = 'h'\nservers = ['nats://bus-1:4222']\ntls_required = false").unwrap();
+        assert!(!config.tls.is_required(&config.servers));
+        for (gateway, count, ports) in [
+            ("'https://n1:4270'", 1, vec![4270]),
+            ("['https://n1:4270', 'https://n2:4270', 'https://n3:4271']", 3, vec![4270, 4271]),
+            ("[]", 0, vec![]),
+        ] {
+            let config = parse(&format!("host = 'h'\nservers = []\ngateway = {gateway}")).unwrap();
+            assert_eq!(config.gateways.len(), count, "{gateway}");
+            let open: Vec<u16> = config.settings.failsafe.outbound.iter().map(|(_, port)| *port).collect();
+            assert_eq!(open, ports, "{gateway}: what renews the credential stays in reach");
+        }
+        let gateways = |count: usize| format!("host = 'h'\nservers = []\ngateway = {:?}", vec!["https://n:1"; count]);
+        assert!(parse(&gateways(GATEWAYS_MAX)).is_ok());
+        assert!(parse(&gateways(GATEWAYS_MAX + 1)).unwrap_err().contains("at most"));
         let many: Vec<String> = (1..=FAILSAFE_PORTS_MAX + 1).map(|port| format!("tcp/{port}")).collect();
         assert!(ports(&many[1..]).is_ok());
         assert!(ports(&many).is_err());

@@ -7,8 +7,9 @@ use actix::prelude::*;
 use crate::orders::Orders;
 use crate::state::State;
 
+/// Answered when it is on disk, or why it is not.
 #[derive(Message)]
-#[rtype(result = "()")]
+#[rtype(result = "Result<(), String>")]
 pub struct Save(pub Box<State>);
 
 /// Answered when it is on disk, or why it is not.
@@ -32,12 +33,12 @@ impl Actor for Disk {
 }
 
 impl Handler<Save> for Disk {
-    type Result = ();
+    type Result = Result<(), String>;
 
-    fn handle(&mut self, Save(state): Save, _: &mut Self::Context) {
-        if let Err(error) = state.write(&self.path) {
-            tracing::error!(path = %self.path.display(), %error, "the last good state is not saved: after a restart without the bus the host is closed");
-        }
+    fn handle(&mut self, Save(state): Save, _: &mut Self::Context) -> Self::Result {
+        let path = self.path.display();
+        let words = "after a restart without the bus the host enforces what was saved before, or is closed";
+        state.write(&self.path).map_err(|error| format!("the last good state cannot be written to {path}: {error}; {words}"))
     }
 }
 

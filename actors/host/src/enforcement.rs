@@ -7,11 +7,11 @@ mod asked;
 mod fit;
 mod orders;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime};
 
 use actix::prelude::*;
-use groupcast_enforce::ruleset::is_adopting;
+use groupcast_enforce::ruleset::{audited, is_adopting, mode_of};
 use groupcast_enforce::settings::{Attached, Settings};
 use groupcast_messages::HostState;
 use groupcast_policy::ids::{HostId, WorkloadId};
@@ -20,10 +20,11 @@ use tokio::sync::watch;
 use crate::config::WrittenAttachment;
 use crate::disk::{Save, SaveOrders};
 use crate::holder::Holder;
+use crate::host;
 use crate::inbox::Queue;
-use crate::keeper::Keeper;
-use crate::mode::{Ordered, host_state, settings_of};
-use crate::netlink::{Links, Master};
+use crate::keeper::{Keeper, STAMPS_BEHIND_MAX};
+use crate::mode::{Conduct, Ordered, settings_of};
+use crate::netlink::{Links, Present};
 use crate::orders::Orders;
 use crate::pace::Pace;
 use crate::state::{Facts, State};
@@ -77,15 +78,23 @@ pub struct Enforcement<E: Holder + Unpin + 'static> {
     disk_of_orders: Recipient<SaveOrders>,
     host: HostId,
     missing_features: Vec<String>,
+    dry_run: bool,
     links: Option<Links>,
     links_are_known: bool,
-    /// What interfaces belong to, as of the last look.
-    masters: BTreeMap<String, Master>,
+    /// The interfaces as of the last look. There are none before the first: every namespace has its loopback.
+    present: Present,
+    /// Workloads that are attached where there is no interface.
+    absent: watch::Sender<BTreeSet<WorkloadId>>,
     /// Attached, but to an interface that cannot be judged now.
     suspended: BTreeMap<WorkloadId, Attached>,
     orders: Vec<Order>,
     turn_is_due: bool,
     unsaved: bool,
+    /// The disk is writing.
+    saving: bool,
+    disk_error: Option<String>,
+    /// How many bumps the disk knows of.
+    bumps_saved: u64,
     /// The inbox's commit (and change) that is in the keeper's documents, and the one that is in force.
     taken: (u64, u64),
     in_force: (u64, u64),
@@ -109,14 +118,21 @@ pub struct Parts<E> {
     pub disk_of_orders: Recipient<SaveOrders>,
     pub host: HostId,
     pub missing_features: Vec<String>,
+    /// What is committed reaches no kernel.
+    pub dry_run: bool,
     /// Of the kernel's network namespace; `None` where interfaces are not looked at.
     pub links: Option<Links>,
+    /// Is told which workloads are attached where there is no interface.
+    pub absent: watch::Sender<BTreeSet<WorkloadId>>,
 }
 
 impl<E: Holder + Unpin + 'static> Enforcement<E> {
     pub fn new(parts: Parts<E>) -> Self {
-        let Parts { keeper, table, configured, mode, queue, progress, disk, disk_of_orders, host, missing_features, links } =
-            parts;
+        let Parts { keeper, table, mut configured, mode, queue, progress, disk, disk_of_orders, host, .. } = parts;
+        let Parts { missing_features, dry_run, links, absent, .. } = parts;
+        // What was found out about the kernel and its table.
+        let known = keeper.engine().settings();
+        (configured.closes_ports, configured.held) = (known.closes_ports, known.held.clone());
         Self {
             keeper,
             table,
@@ -128,13 +144,18 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
             disk_of_orders,
             host,
             missing_features,
+            dry_run,
             links,
             links_are_known: false,
-            masters: BTreeMap::new(),
+            present: Present::default(),
+            absent,
             suspended: BTreeMap::new(),
             orders: Vec::new(),
             turn_is_due: false,
             unsaved: false,
+            saving: false,
+            disk_error: None,
+            bumps_saved: 0,
             taken: (0, 0),
             in_force: (0, 0),
             behind_since: None,
@@ -149,7 +170,7 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
 
     /// Everything that waits, together; later, if every flow was judged again too often lately.
     fn turn(&mut self, context: &mut Context<Self>) {
-        if let Some(wait) = self.bumps.wait(Instant::now()) {
+        if let Some(wait) = self.bumps.wait(Instant::now(), || self.few_flows()) {
             if !std::mem::replace(&mut self.turn_is_due, true) {
                 context.run_later(wait, |actor, context| {
                     actor.turn_is_due = false;
@@ -170,6 +191,9 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
         self.overdue |= waiting.overdue.is_some();
         let outcome = self.counted(|keeper| step(keeper, waiting, &orders));
         let outcome = self.after(outcome, context);
+        if !orders.is_empty() {
+            self.tell_absent();
+        }
         let waiters: Vec<Waiter> = orders.into_iter().filter_map(|order| order.waiter).collect();
         if waiters.is_empty() {
             return;
@@ -186,6 +210,12 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
             }
         };
         context.spawn(answer.into_actor(self));
+    }
+
+    /// How many flows there are, as long as the disk keeps up with the stamps: what is begun after it is [`STAMPS_BEHIND_MAX`] ahead of it.
+    fn few_flows(&self) -> Option<u64> {
+        let behind = self.keeper.counts.bumps.saturating_sub(self.bumps_saved);
+        host::flows().filter(|_| behind < u64::from(STAMPS_BEHIND_MAX / 2))
     }
 
     /// What was ordered is on disk before anybody is told that it is done.
@@ -234,8 +264,29 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
         outcome
     }
 
+    /// What this host does with its policy, by the table that is in the kernel.
+    fn host_state(&self) -> HostState {
+        let engine = self.keeper.engine();
+        let interfaces = audited(engine.actual());
+        // As a rule there are none, and then nobody has to be looked at.
+        let looked_at = engine.attachments().iter().take(if interfaces.is_empty() { 0 } else { usize::MAX });
+        let attached = looked_at.filter(|(_, attached)| interfaces.contains(&attached.attachment.interface()));
+        let conduct = Conduct {
+            configured: &self.configured,
+            ordered: &self.mode,
+            dry_run: self.dry_run,
+            failing: self.last_error.as_deref(),
+            in_force: mode_of(engine.actual()),
+            audited: attached.map(|(id, _)| id.clone()).collect(),
+        };
+        match (conduct.state(), self.unjudged()) {
+            (HostState::Enforcing, Some(reason)) => HostState::Failing { reason },
+            (state, _) => state,
+        }
+    }
+
     fn tell(&self) {
-        let state = host_state(&self.configured, &self.mode, self.last_error.as_deref());
+        let state = self.host_state();
         self.progress
             .send_modify(|progress| *progress = Progress { turns: progress.turns + 1, enforced: self.in_force.0, state });
     }
@@ -257,9 +308,12 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
             }
             let _ = self.after(outcome.map(|_| ()), context);
         }
-        self.look_at_links();
+        let changed = self.look_at_links();
         if !self.orders.is_empty() {
             self.turn(context);
+        }
+        if changed {
+            self.tell();
         }
     }
 
@@ -287,12 +341,31 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
         all.filter_map(|(id, attached)| WrittenAttachment::of(id, attached)).collect()
     }
 
-    fn save(&mut self) {
-        // While the kernel knows more than we do, the disk must not say that it knows as much.
-        if self.unsaved && !self.keeper.is_stale() {
-            // A disk that is busy gets the next one.
-            self.unsaved = self.disk.try_send(Save(Box::new(self.state()))).is_err();
+    fn save(&mut self, context: &mut Context<Self>) {
+        // While the kernel knows more than we do, the disk must not say that it knows as much. A disk that is busy gets the next one.
+        if !self.unsaved || self.saving || self.keeper.is_stale() {
+            return;
         }
+        (self.unsaved, self.saving) = (false, true);
+        let bumps = self.keeper.counts.bumps;
+        let saved = self.disk.send(Save(Box::new(self.state())));
+        context.spawn(saved.into_actor(self).map(move |outcome, actor, _| {
+            actor.saving = false;
+            if matches!(outcome, Ok(Ok(()))) {
+                actor.bumps_saved = bumps;
+            }
+            actor.saved(outcome);
+        }));
+    }
+
+    /// What is not on disk is tried again, and told until it is.
+    fn saved(&mut self, outcome: Result<Result<(), String>, MailboxError>) {
+        let error = outcome.unwrap_or_else(|error| Err(error.to_string())).err();
+        self.unsaved |= error.is_some();
+        if error.is_some() && error != self.disk_error {
+            tracing::error!(error = error.as_deref(), "not saved");
+        }
+        self.disk_error = error;
     }
 
     fn state(&self) -> State {
@@ -326,7 +399,7 @@ impl<E: Holder + Unpin + 'static> Actor for Enforcement<E> {
         self.keeper.want_frozen(frozen);
         let _ = self.after(outcome, context);
         self.turn(context);
-        context.run_interval(SAVE_EVERY, |actor, _| actor.save());
+        context.run_interval(SAVE_EVERY, Self::save);
         context.run_interval(LOOK_EVERY, Self::look);
     }
 }
@@ -346,9 +419,8 @@ impl<E: Holder + Unpin + 'static> Handler<Keep> for Enforcement<E> {
         let wanted = self.unsaved && !self.keeper.is_stale();
         let saved = wanted.then(|| self.disk.send(Save(Box::new(self.state()))));
         Box::pin(async move {
-            if let Some(saved) = saved
-                && let Err(error) = saved.await
-            {
+            let Some(saved) = saved else { return };
+            if let Err(error) = saved.await.unwrap_or_else(|error| Err(error.to_string())) {
                 tracing::warn!(%error, "the last good state is not saved");
             }
         })

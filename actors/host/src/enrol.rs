@@ -5,7 +5,7 @@
 mod asking;
 mod written;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use groupcast_messages::{HealthReport, HostRequest, REGISTER_WORKLOADS_MAX, Register, RegisterAnswer};
@@ -26,6 +26,8 @@ pub const RETRY_MAX_MS: u64 = 30_000;
 pub const REFRESH_MS: u64 = 300_000;
 /// A request that was not answered for so long is lost; a registration is repeated then, and waited for twice as long.
 pub const ANSWER_WITHIN_MS: u64 = 5_000;
+/// A workload without its interface is gone after this time: one that is made anew at once stays registered.
+pub const ABSENT_MS: u64 = 2_000;
 /// So many checks in a row must fail before a workload is called unwell.
 pub const FAILURES_MAX: u32 = 2;
 
@@ -37,6 +39,8 @@ pub enum Event {
     Unwant(WorkloadId),
     /// The host says farewell: nothing more is registered until something is wanted anew.
     Leave,
+    /// These are attached where there is no interface now, and no others.
+    Absent(BTreeSet<WorkloadId>),
     /// The controllers have no entry of this host, or one of another boot.
     Forgotten,
     /// The answer to the registration of this number, however late it comes.
@@ -64,6 +68,8 @@ pub enum Event {
         workload: WorkloadId,
         incarnation: u64,
         healthy: bool,
+        /// It could not be checked, and why.
+        why: Option<String>,
     },
     Tick,
 }
@@ -104,6 +110,8 @@ struct Wanted {
     check_due_ms: u64,
     failures: u32,
     healthy: bool,
+    /// Why it cannot be checked.
+    unchecked: Option<String>,
     /// What the controllers were last told.
     reported: bool,
     reporting: bool,
@@ -125,6 +133,7 @@ impl Wanted {
             check_due_ms: 0,
             failures: 0,
             healthy: true,
+            unchecked: None,
             reported: true,
             reporting: false,
         }
@@ -150,6 +159,8 @@ struct Ended {
     doubtful: bool,
     /// The registration that was on its way.
     asked: Option<Asked>,
+    /// A first removal was taken.
+    taken: bool,
 }
 
 /// What is said about one workload.
@@ -157,21 +168,35 @@ struct Ended {
 pub struct Standing {
     pub workload: String,
     pub template: String,
-    /// `registered`, `waiting` or `refused`.
+    /// `registered`, `waiting`, `refused`, or `absent` for want of its interface.
     pub state: String,
     pub incarnation: Option<u64>,
     pub why: Option<String>,
     pub healthy: bool,
+    /// Why its health cannot be checked.
+    #[serde(default)]
+    pub unchecked: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Absence {
+    since_ms: u64,
+    /// What there was of it has ended.
+    withdrawn: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Enroller {
     boot: u64,
     wanted: BTreeMap<WorkloadId, Wanted>,
+    /// Those that have no interface.
+    absent: BTreeMap<WorkloadId, Absence>,
     /// Ended here, and not yet removed there.
     ended: BTreeMap<(NetworkId, WorkloadId), Ended>,
     connected: bool,
     retry_ended_ms: u64,
+    /// Reports that were refused are not sent again before.
+    retry_reports_ms: u64,
     refresh_ms: u64,
     left: bool,
     /// Of the next registration.
@@ -184,9 +209,11 @@ impl Enroller {
         Self {
             boot,
             wanted: BTreeMap::new(),
+            absent: BTreeMap::new(),
             ended,
             connected: false,
             retry_ended_ms: 0,
+            retry_reports_ms: 0,
             refresh_ms: REFRESH_MS,
             left: false,
             number: 0,
@@ -202,6 +229,11 @@ impl Enroller {
         !self.left && !self.wanted.is_empty()
     }
 
+    /// Whatever may be registered.
+    pub fn wanted(&self) -> impl Iterator<Item = (&NetworkId, &WorkloadId)> {
+        self.wanted.iter().map(|(id, wanted)| (&wanted.enrolment.asked.network, id))
+    }
+
     pub fn ended(&self) -> impl Iterator<Item = &(NetworkId, WorkloadId)> {
         self.ended.keys()
     }
@@ -212,13 +244,18 @@ impl Enroller {
             template: wanted.enrolment.template.clone(),
             state: match (&wanted.incarnation, &wanted.refused) {
                 (Some(_), _) => "registered",
+                (None, _) if self.absent.contains_key(id) => "absent",
                 (None, Some(_)) => "refused",
                 (None, None) => "waiting",
             }
             .to_owned(),
             incarnation: wanted.incarnation,
-            why: wanted.refused.clone(),
+            why: match self.absent.contains_key(id) {
+                true => Some("its interface does not exist: it is registered while there is one".to_owned()),
+                false => wanted.refused.clone(),
+            },
             healthy: wanted.healthy,
+            unchecked: wanted.unchecked.clone(),
         };
         self.wanted.iter().map(standing).collect()
     }
@@ -242,8 +279,13 @@ impl Enroller {
                 let id = enrolment.asked.workload.clone();
                 // A removal on its way is waited for: it must not take away what comes after it.
                 let key = (enrolment.asked.network.clone(), id.clone());
-                if self.ended.get(&key).is_some_and(|ended| !ended.sent) {
+                if self.ended.get(&key).is_some_and(|ended| !ended.sent) && !self.absent.contains_key(&id) {
                     self.ended.remove(&key);
+                }
+                let held = self.wanted.get(&id);
+                if held.is_some_and(|held| held.enrolment.asked.network != enrolment.asked.network) {
+                    // What it is on the other network ends: it is one workload, and is on one network.
+                    self.end(&id, now_ms);
                 }
                 if self.wanted.get(&id).is_none_or(|wanted| wanted.enrolment != enrolment) {
                     self.wanted.insert(id, Wanted::new(enrolment, now_ms));
@@ -251,15 +293,18 @@ impl Enroller {
                     (wanted.due_ms, wanted.attempts) = (now_ms, 0);
                 }
             }
-            Event::Unwant(id) => {
-                if let Some(wanted) = self.wanted.remove(&id) {
-                    let due_ms =
-                        wanted.asked.and_then(|asked| asked.lost_at_ms).map_or(now_ms, |lost_at_ms| lost_at_ms.max(now_ms));
-                    let doubtful = wanted.asked.is_some() || now_ms < wanted.repeated_until_ms;
-                    let ended = Ended { sent: false, due_ms, doubtful, asked: wanted.asked };
-                    self.ended.insert((wanted.enrolment.asked.network, id), ended);
-                    self.retry_ended_ms = now_ms;
+            Event::Unwant(id) => self.end(&id, now_ms),
+            Event::Absent(ids) => {
+                let back: Vec<WorkloadId> = self.absent.keys().filter(|id| !ids.contains(*id)).cloned().collect();
+                self.absent.retain(|id, _| ids.contains(id));
+                let since_now = Absence { since_ms: now_ms, withdrawn: false };
+                ids.into_iter().for_each(|id| _ = self.absent.entry(id).or_insert(since_now));
+                for id in back {
+                    if let Some(wanted) = self.wanted.get_mut(&id).filter(|wanted| wanted.incarnation.is_none()) {
+                        (wanted.due_ms, wanted.attempts) = (now_ms, 0);
+                    }
                 }
+                self.forget_wanted();
             }
             Event::Leave => self.left = true,
             Event::Forgotten => {
@@ -288,6 +333,7 @@ impl Enroller {
                 for key in workloads {
                     let Some(ended) = self.ended.get_mut(&key) else { continue };
                     ended.sent = false;
+                    ended.taken |= taken;
                     if taken && std::mem::take(&mut ended.doubtful) {
                         ended.due_ms = now_ms + RETRY_MAX_MS;
                     } else if taken {
@@ -300,6 +346,9 @@ impl Enroller {
                 }
             }
             Event::Reported { reports, taken } => {
+                if !taken {
+                    self.retry_reports_ms = now_ms + RETRY_FIRST_MS * 4;
+                }
                 for report in reports {
                     if let Some(wanted) = self.wanted.get_mut(&report.workload) {
                         wanted.reporting = false;
@@ -309,9 +358,10 @@ impl Enroller {
                     }
                 }
             }
-            Event::Checked { workload, incarnation, healthy } => {
+            Event::Checked { workload, incarnation, healthy, why } => {
                 let wanted = self.wanted.get_mut(&workload);
                 if let Some(wanted) = wanted.filter(|wanted| wanted.incarnation == Some(incarnation)) {
+                    wanted.unchecked = why;
                     wanted.failures = if healthy { 0 } else { wanted.failures.saturating_add(1) };
                     wanted.healthy = wanted.failures < FAILURES_MAX && (healthy || wanted.healthy);
                 }
@@ -321,11 +371,40 @@ impl Enroller {
         self.due(now_ms)
     }
 
+    /// What there is of a workload there is to be removed.
+    fn end(&mut self, id: &WorkloadId, now_ms: u64) {
+        if let Some(wanted) = self.wanted.remove(id) {
+            let due_ms = wanted.asked.and_then(|asked| asked.lost_at_ms).map_or(now_ms, |lost_at_ms| lost_at_ms.max(now_ms));
+            let doubtful = wanted.asked.is_some() || now_ms < wanted.repeated_until_ms;
+            let ended = Ended { sent: false, due_ms, doubtful, asked: wanted.asked, taken: false };
+            self.ended.insert((wanted.enrolment.asked.network, id.clone()), ended);
+            self.retry_ended_ms = now_ms;
+        }
+    }
+
+    /// Whose interface has been gone for a while is not registered until it is back: its addresses may be anybody's now.
+    fn withdraw_absent(&mut self, now_ms: u64) {
+        let is_due = |absence: &Absence| !absence.withdrawn && now_ms >= absence.since_ms.saturating_add(ABSENT_MS);
+        let gone = self.absent.iter_mut().filter(|(id, absence)| is_due(absence) && self.wanted.contains_key(*id));
+        let gone: Vec<WorkloadId> = gone
+            .map(|(id, absence)| {
+                absence.withdrawn = true;
+                id.clone()
+            })
+            .collect();
+        for id in gone {
+            let Some(enrolment) = self.wanted.get(&id).map(|wanted| wanted.enrolment.clone()) else { continue };
+            // Also if this run of the agent has not registered it: an earlier one may have.
+            self.end(&id, now_ms);
+            self.wanted.insert(id, Wanted::new(enrolment, now_ms));
+        }
+    }
+
     /// What is wanted again has not ended, once no removal of it is on its way.
     fn forget_wanted(&mut self) {
-        let wanted = &self.wanted;
+        let (wanted, absent) = (&self.wanted, &self.absent);
         let is_wanted = |(network, id): &(NetworkId, WorkloadId)| {
-            wanted.get(id).is_some_and(|wanted| wanted.enrolment.asked.network == *network)
+            !absent.contains_key(id) && wanted.get(id).is_some_and(|wanted| wanted.enrolment.asked.network == *network)
         };
         self.ended.retain(|key, ended| ended.sent || !is_wanted(key));
     }
@@ -342,10 +421,11 @@ impl Enroller {
                 (wanted.stale, wanted.due_ms) = (true, now_ms);
             }
         }
+        self.withdraw_absent(now_ms);
         effects.extend(self.registrations(now_ms));
         effects.extend(self.removals(now_ms));
         effects.extend(self.checks(now_ms));
-        effects.extend(self.reports());
+        effects.extend(self.reports(now_ms));
         effects
     }
 
@@ -377,7 +457,10 @@ impl Enroller {
         effects
     }
 
-    fn reports(&mut self) -> Option<Effect> {
+    fn reports(&mut self, now_ms: u64) -> Option<Effect> {
+        if now_ms < self.retry_reports_ms {
+            return None;
+        }
         let mut reports = Vec::new();
         for (id, wanted) in &mut self.wanted {
             let Some(incarnation) = wanted.incarnation else { continue };

@@ -134,7 +134,7 @@ fn health_is_reported_when_it_changes_and_of_the_right_life() {
     let answer = RegisterAnswer::Registered { incarnations: vec![(id("a"), 3)], health };
     let first = enroller.handle(Event::Registered { number: 0, answer }, 1);
     assert!(matches!(&first[..], [Effect::Check { incarnation: 3, .. }]), "{first:?}");
-    let checked = |incarnation, healthy| Event::Checked { workload: id("a"), incarnation, healthy };
+    let checked = |incarnation, healthy| Event::Checked { workload: id("a"), incarnation, healthy, why: None };
     assert_eq!(enroller.handle(checked(2, false), 2), []);
     assert_eq!(enroller.handle(checked(2, false), 2), [], "an earlier life says nothing");
     assert_eq!(enroller.handle(checked(3, false), 2), [], "once may be chance");
@@ -142,10 +142,12 @@ fn health_is_reported_when_it_changes_and_of_the_right_life() {
     let [Effect::Request(HostRequest::Health { reports, .. })] = &told[..] else { panic!("{told:?}") };
     assert!(!reports[0].healthy && reports[0].incarnation == 3);
     assert_eq!(enroller.handle(Event::Tick, 4), [], "on its way");
-    let again = enroller.handle(Event::Reported { reports: reports.clone(), taken: false }, 5);
-    assert_eq!(again, told, "not taken: again");
-    assert_eq!(enroller.handle(Event::Reported { reports: reports.clone(), taken: true }, 6), []);
-    let well = enroller.handle(checked(3, true), 7);
+    assert_eq!(enroller.handle(Event::Reported { reports: reports.clone(), taken: false }, 5), [], "refused: not at once");
+    assert!(!enroller.handle(Event::Tick, 4 + 4 * RETRY_FIRST_MS).contains(&told[0]));
+    let again = enroller.handle(Event::Tick, 5 + 4 * RETRY_FIRST_MS);
+    assert!(again.contains(&told[0]), "but again: {again:?}");
+    assert_eq!(enroller.handle(Event::Reported { reports: reports.clone(), taken: true }, 1_100), []);
+    let well = enroller.handle(checked(3, true), 1_101);
     assert!(matches!(&well[..], [Effect::Request(HostRequest::Health { reports, .. })] if reports[0].healthy));
 }
 
@@ -166,8 +168,8 @@ fn another_check_counts_at_once_and_for_its_template_only() {
     let [Effect::Check { workload, check: now, .. }] = &sent[..] else { panic!("{sent:?}") };
     assert_eq!((workload.as_str(), Some(now.clone())), ("a", check(81)));
     assert_eq!(enroller.handle(changed, 3), [], "said twice it counts once");
-    enroller.handle(Event::Checked { workload: id("a"), incarnation: 1, healthy: false }, 4);
-    let unwell = enroller.handle(Event::Checked { workload: id("a"), incarnation: 1, healthy: false }, 5);
+    enroller.handle(Event::Checked { workload: id("a"), incarnation: 1, healthy: false, why: None }, 4);
+    let unwell = enroller.handle(Event::Checked { workload: id("a"), incarnation: 1, healthy: false, why: None }, 5);
     let [Effect::Request(HostRequest::Health { reports, .. })] = &unwell[..] else { panic!("{unwell:?}") };
     enroller.handle(Event::Reported { reports: reports.clone(), taken: true }, 6);
     // Without a check it is well, and says so.
@@ -280,4 +282,84 @@ fn what_is_wanted_otherwise_is_another_registration() {
     enroller.handle(Event::Unwant(id("b")), 1);
     let sent = enroller.handle(Event::Tick, ANSWER_WITHIN_MS);
     assert_eq!((numbers(&sent), names(&sent), removed(&sent)), (vec![1], vec![vec!["a".to_owned()]], vec![vec!["b".to_owned()]]));
+}
+
+fn on_network(id: &str, network: &str) -> Enrolment {
+    let mut enrolment = enrolment(id, "t");
+    enrolment.asked.network = network.parse().unwrap();
+    enrolment
+}
+
+/// The old network's entry stayed, with its addresses, for as long as the host lived.
+#[test]
+fn what_moves_to_another_network_is_removed_from_the_old_one_first() {
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(on_network("a", "n")), 0);
+    enroller.handle(Event::Connected(true), 0);
+    enroller.handle(registered(0, &[("a", 1)]), 1);
+    let sent = enroller.handle(Event::Want(on_network("a", "m")), 2);
+    let old: Vec<(NetworkId, WorkloadId)> = vec![("n".parse().unwrap(), id("a"))];
+    assert_eq!(sent, [Effect::Request(HostRequest::Remove { boot: 7, workloads: old.clone() })], "and nothing else yet");
+    assert_eq!(enroller.standings()[0].state, "waiting");
+    let retried = enroller.handle(Event::Removed { workloads: old.clone(), taken: false }, 3);
+    assert_eq!(retried, [], "not taken: neither of the two");
+    assert_eq!(removed(&enroller.handle(Event::Tick, 3 + 4 * RETRY_FIRST_MS)), [vec!["a"]]);
+    let sent = enroller.handle(Event::Removed { workloads: old, taken: true }, 2_000);
+    let [Effect::Register { register, .. }] = &sent[..] else { panic!("{sent:?}") };
+    assert_eq!(register.workloads[0].network.as_str(), "m");
+    assert_eq!(enroller.ended().count(), 0);
+}
+
+/// Nobody knows whether the registration on the old network is still on its way: it is removed twice, and the second removal holds up nobody.
+#[test]
+fn what_moves_while_it_is_registered_is_removed_twice_and_waits_once() {
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(Event::Want(on_network("a", "n")), 0);
+    enroller.handle(Event::Connected(true), 0);
+    assert_eq!(enroller.handle(Event::Want(on_network("a", "m")), 1), [], "its registration is on its way");
+    assert_eq!(removed(&enroller.handle(Event::Tick, ANSWER_WITHIN_MS)), [vec!["a"]]);
+    let old = || vec![("n".parse().unwrap(), id("a"))];
+    let sent = enroller.handle(Event::Removed { workloads: old(), taken: true }, 6_000);
+    assert_eq!(names(&sent), [vec!["a"]]);
+    enroller.handle(registered(1, &[("a", 1)]), 6_001);
+    assert_eq!(removed(&enroller.handle(Event::Tick, 6_000 + RETRY_MAX_MS)), [vec!["a"]]);
+    enroller.handle(Event::Removed { workloads: old(), taken: true }, 40_000);
+    assert_eq!((enroller.ended().count(), enroller.standings()[0].incarnation), (0, Some(1)));
+}
+
+/// Its address stayed a member of groups while somebody else could have it.
+#[test]
+fn who_has_no_interface_any_more_is_removed_and_registered_when_it_is_back() {
+    let mut enroller = Enroller::new(7, []);
+    let absent = |ids: &[&str]| Event::Absent(ids.iter().map(|text| id(text)).collect());
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    enroller.handle(Event::Want(enrolment("b", "t")), 0);
+    enroller.handle(Event::Connected(true), 0);
+    enroller.handle(registered(0, &[("a", 1), ("b", 1)]), 1);
+    // Made anew at once: nothing happens.
+    assert_eq!(enroller.handle(absent(&["a"]), 10), []);
+    assert_eq!(enroller.handle(Event::Tick, 9 + ABSENT_MS), []);
+    assert_eq!(enroller.handle(absent(&[]), 9 + ABSENT_MS), []);
+    assert_eq!(enroller.handle(Event::Tick, 20 + 2 * ABSENT_MS), []);
+    // Gone.
+    assert_eq!(enroller.handle(absent(&["a"]), 10_000), []);
+    assert_eq!(removed(&enroller.handle(Event::Tick, 10_000 + ABSENT_MS)), [vec!["a"]]);
+    let gone = Event::Removed { workloads: vec![("n".parse().unwrap(), id("a"))], taken: true };
+    assert_eq!(enroller.handle(gone, 12_001), []);
+    assert_eq!((enroller.standings()[0].state.as_str(), enroller.standings()[1].state.as_str()), ("absent", "registered"));
+    assert_eq!(enroller.handle(Event::Tick, 20_000), [], "once is enough");
+    assert_eq!(names(&enroller.handle(Event::Forgotten, 20_001)), [vec!["b"]], "the other one alone");
+    enroller.handle(registered(1, &[("b", 2)]), 20_002);
+    assert_eq!(names(&enroller.handle(absent(&[]), 30_000)), [vec!["a"]]);
+
+    // An earlier run may have registered it; this one does not, and removes it.
+    let mut enroller = Enroller::new(7, []);
+    enroller.handle(absent(&["a"]), 0);
+    enroller.handle(Event::Want(enrolment("a", "t")), 0);
+    assert_eq!(enroller.handle(Event::Connected(true), 1), []);
+    assert_eq!(removed(&enroller.handle(Event::Tick, ABSENT_MS)), [vec!["a"]]);
+    // Back before that was taken: it waits for it.
+    assert_eq!(enroller.handle(absent(&[]), ABSENT_MS + 1), []);
+    let gone = Event::Removed { workloads: vec![("n".parse().unwrap(), id("a"))], taken: false };
+    assert_eq!(names(&enroller.handle(gone, ABSENT_MS + 2)), [vec!["a"]]);
 }

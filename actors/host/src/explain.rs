@@ -15,6 +15,9 @@ use groupcast_policy::topic::Topic;
 use crate::report::{Explanation, Judged};
 use crate::state::Replica;
 
+const ECHO_REQUEST_V4: u16 = 8;
+const ECHO_REQUEST_V6: u8 = 128;
+
 /// `tcp/443`, `udp/53`, `icmp/8/0`, `gre`, `47`.
 pub fn parse_payload(text: &str) -> Result<Payload, String> {
     let wrong = || format!("{text:?} is not traffic: write tcp/443, udp/53, icmp/8/0, or a protocol by name or number");
@@ -29,7 +32,7 @@ pub fn parse_payload(text: &str) -> Result<Payload, String> {
     let byte = |value: u16| u8::try_from(value).map_err(|_| wrong());
     match (protocol, first, second, parts.next()) {
         (ICMP | ICMPV6, kind, code, None) => {
-            Ok(Payload::Icmp { kind: byte(kind.unwrap_or(8))?, code: byte(code.unwrap_or_default())? })
+            Ok(Payload::Icmp { kind: byte(kind.unwrap_or(ECHO_REQUEST_V4))?, code: byte(code.unwrap_or_default())? })
         }
         (protocol, Some(destination), None, None) if has_ports(protocol) => {
             const SOME_PORT: u16 = 40_000;
@@ -80,6 +83,11 @@ pub fn explain(situation: &Situation<'_>, from: &str, to: &str, traffic: &str) -
         .filter(|(source, destination)| source.is_ipv4() == destination.is_ipv4())
         .min()
         .ok_or("the two ends have no addresses of one family")?;
+    // An echo request that is not given by its number is the family's own.
+    let payload = match payload {
+        Payload::Icmp { .. } if !traffic.contains('/') && source.is_ipv6() => Payload::Icmp { kind: ECHO_REQUEST_V6, code: 0 },
+        payload => payload,
+    };
     let mut notes = situation.hindrances.clone();
     let mut judgements = Vec::new();
     for (end, direction, remote) in [(&from, Direction::Egress, destination), (&to, Direction::Ingress, source)] {
@@ -109,7 +117,7 @@ pub fn explain(situation: &Situation<'_>, from: &str, to: &str, traffic: &str) -
 
 fn judged(host: &HostId, placement: &Placement, told: &Told) -> Judged {
     let mut topics = vec![Topic::Host(host.clone())];
-    let (mut group, mut rule, mut scope) = (None, None, None);
+    let (mut group, mut rule, mut rule_key, mut scope) = (None, None, None, None);
     if let Why::Rule(deciding) = &told.why {
         topics.extend(deciding.bound_by.clone().map(Topic::Scope));
         topics.push(Topic::Rules(deciding.group.clone()));
@@ -118,6 +126,7 @@ fn judged(host: &HostId, placement: &Placement, told: &Told) -> Judged {
         }
         group = Some(deciding.group.to_string());
         rule = Some(deciding.rule.to_string());
+        rule_key = Some(format!("{}/{}", deciding.group, deciding.rule.key()));
         scope = Some(deciding.scope.clone());
     }
     Judged {
@@ -127,6 +136,7 @@ fn judged(host: &HostId, placement: &Placement, told: &Told) -> Judged {
         words: told.to_string(),
         group,
         rule,
+        rule_key,
         scope,
         topics: topics.into_iter().map(|topic| (topic.to_string(), None)).collect(),
     }

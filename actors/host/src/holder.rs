@@ -31,6 +31,11 @@ pub trait Holder: Enforcer {
         Foreign::default()
     }
 
+    /// Whether ports of bridges can be closed.
+    fn closes_ports(&self) -> bool {
+        true
+    }
+
     /// Whether, since the last look, somebody else may have touched the table.
     fn is_disturbed(&mut self) -> bool;
 }

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::Recipient;
+use groupcast_bus_config::accepting::Accepting;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use crate::enforcement::AskEnforced;
 use crate::inbox::Inbox;
 use crate::registration;
+use crate::renew::Credential;
 
 /// What a request may have before its first empty line.
 pub const REQUEST_BYTES_MAX: usize = 4 << 10;
@@ -34,13 +36,21 @@ pub struct Pages {
     pub enforced: Recipient<AskEnforced>,
     pub inbox: Arc<Inbox>,
     pub registration: registration::Handle,
+    pub credential: watch::Receiver<Credential>,
 }
 
 pub async fn serve(listener: TcpListener, pages: Pages) {
     let room = Arc::new(Semaphore::new(AT_ONCE_MAX));
+    let mut accepting = Accepting::new("metrics");
     loop {
         let Ok(permit) = room.clone().acquire_owned().await else { return };
-        let Ok((stream, _)) = listener.accept().await else { continue };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                accepting.failed(&error).await;
+                continue;
+            }
+        };
         let pages = pages.clone();
         tokio::spawn(async move {
             let _ = tokio::time::timeout(REQUEST_WITHIN, answer(stream, &pages)).await;
@@ -96,7 +106,10 @@ async fn page(path: &str, pages: &Pages) -> (&'static str, String) {
     };
     match path {
         "/livez" => ("200 OK", "ok\n".into()),
-        _ => ("200 OK", enforced.metrics(&pages.inbox.heard().await) + &pages.registration.now().metrics()),
+        _ => {
+            let credential = pages.credential.borrow().metrics();
+            ("200 OK", enforced.metrics(&pages.inbox.heard().await) + &pages.registration.now().metrics() + &credential)
+        }
     }
 }
 

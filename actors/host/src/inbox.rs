@@ -4,17 +4,19 @@
 //! The reader calls from its own task and must not wait, so commits go into a queue that the enforcement empties as a whole. A queue
 //! that grows beyond its bound is given up for the reader's whole state, which is what all of it leads to.
 
-use std::collections::{BTreeMap, HashMap};
+mod hold;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use groupcast_bus_config::accounts::Role;
-use groupcast_bus_config::connect::{self, Identity, Options};
+use groupcast_bus_config::connect::{self, Guard, Identity, Options};
 use groupcast_bus_config::subjects;
 use groupcast_messages::{Cut, HostRequest, HostRequestAnswer};
 use groupcast_policy::doc::Document;
-use groupcast_policy::ids::HostId;
+use groupcast_policy::ids::{HostId, WorkloadId};
 use groupcast_policy::needs::Documents;
 use groupcast_policy::safe::safe;
 use groupcast_policy::topic::Topic;
@@ -27,11 +29,15 @@ use crate::keeper::{Moved, MovedDocument};
 use crate::registration::{Told, beat_token, register_token, told};
 use crate::report::Heard;
 use crate::state::Replica;
+pub use hold::HOLD_MAX_MS;
+use hold::{Hold, named, workloads};
 
 /// Commits that wait for the enforcement.
 pub const WAITING_COMMITS_MAX: usize = 1_000;
 /// Requests to the registrar that wait for their answers.
 pub const WAITING_REQUESTS_MAX: usize = 1_000;
+/// Pause between two looks at what is waited for here.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Default)]
 pub struct Waiting {
@@ -68,8 +74,17 @@ impl Waiting {
 }
 
 /// The queue, shared by the reader's task and the enforcement.
-#[derive(Debug, Clone, Default)]
-pub struct Queue(Arc<Mutex<Waiting>>);
+#[derive(Debug, Clone)]
+pub struct Queue {
+    waiting: Arc<Mutex<(Waiting, Hold)>>,
+    clock: Instant,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self { waiting: Arc::default(), clock: Instant::now() }
+    }
+}
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing panics while one of these is held, and a half-done change is not possible.
@@ -77,17 +92,47 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Queue {
-    pub fn push(&self, reader: &Reader, commit: &Commit) {
-        locked(&self.0).push(reader, commit);
+    /// One that begins where the disk left off.
+    pub fn from(host: &HostId, documents: &Replica) -> Self {
+        let queue = Self::default();
+        locked(&queue.waiting).1.starts_from(workloads(documents.get(&Topic::Host(host.clone()))));
+        queue
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.clock.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether it takes away what this host enrols by itself, and waits for that to be enrolled again.
+    fn push(&self, host: &HostId, reader: &Reader, commit: &Commit) -> bool {
+        let (waiting, hold) = &mut *locked(&self.waiting);
+        waiting.push(reader, commit);
+        let own = Topic::Host(host.clone());
+        let is_own = commit.edits.iter().any(|(topic, _)| *topic == own) || commit.dropped.contains(&own);
+        if !is_own || hold.wanted().is_empty() {
+            return false;
+        }
+        let newest = named(reader.document(&own), hold.wanted());
+        hold.moved(newest, self.now_ms())
     }
 
     /// The safe part of what the reader holds back.
     fn overdue(&self, host: &HostId, reader: &Reader) {
-        locked(&self.0).overdue = safe(host, &Committed(reader), &Overlay::of(reader));
+        locked(&self.waiting).0.overdue = safe(host, &Committed(reader), &Overlay::of(reader));
     }
 
+    fn wants(&self, wanted: BTreeSet<WorkloadId>) {
+        locked(&self.waiting).1.wants(wanted);
+    }
+
+    /// All that waits for the enforcement; nothing while that waits for an enrolment.
     pub fn take(&self) -> Waiting {
-        std::mem::take(&mut locked(&self.0))
+        let (waiting, hold) = &mut *locked(&self.waiting);
+        if !hold.is_over(self.now_ms()) {
+            return Waiting::default();
+        }
+        hold.handed_on();
+        std::mem::take(waiting)
     }
 }
 
@@ -140,6 +185,14 @@ pub struct Inbox {
     requests: AtomicU64,
     /// Which start of the agent this is: an answer to an earlier one is none to this.
     life: u64,
+    queue: Queue,
+    wake: Box<dyn Fn() + Send + Sync>,
+    _guard: Guard,
+}
+
+/// How this host reaches the bus.
+pub fn options(config: &Config, identity: Identity) -> Options {
+    Options::new(&config.servers, Role::Host, &config.host).identity(identity).tls(config.tls.clone())
 }
 
 impl Inbox {
@@ -149,24 +202,33 @@ impl Inbox {
         config: &Config,
         queue: Queue,
         seed: u64,
-        wake: impl Fn() + Send + Clone + 'static,
+        wake: impl Fn() + Send + Sync + Clone + 'static,
         tells: mpsc::Sender<Told>,
     ) -> Result<Self, connect::Error> {
         let identity = config.credentials.clone().map_or(Identity::Nobody, Identity::File);
-        let options = Options::new(&config.servers, Role::Host, &config.host).identity(identity).in_background();
-        let (client, events) = connect::connect(options).await?;
+        let (client, events) = connect::connect(options(config, identity).in_background()).await?;
+        let guard = events.guard(&client);
         let notes = Arc::new(Mutex::new(Notes::default()));
         let hooks = Hooks {
             commit: Box::new({
-                let (queue, wake) = (queue.clone(), wake.clone());
+                let (queue, wake, tells, host) = (queue.clone(), wake.clone(), tells.clone(), config.host.clone());
                 move |reader: &Reader, commit: &Commit| {
-                    queue.push(reader, commit);
+                    if queue.push(&host, reader, commit) {
+                        tracing::info!("the controllers have forgotten what this host enrols: it enrols again");
+                        // Without room, the next beat is told the same.
+                        let _ = tells.try_send(Told::Forgotten);
+                        let wake = wake.clone();
+                        tokio::spawn(async move {
+                            tokio::time::sleep(Duration::from_millis(HOLD_MAX_MS)).await;
+                            wake();
+                        });
+                    }
                     wake();
                     false
                 }
             }),
             overdue: Box::new({
-                let host = config.host.clone();
+                let (queue, wake, host) = (queue.clone(), wake.clone(), config.host.clone());
                 move |reader: &Reader| {
                     queue.overdue(&host, reader);
                     wake();
@@ -196,11 +258,25 @@ impl Inbox {
             }),
         };
         let reader = spawn_reader(client.clone(), events, config.host.clone(), reader::Settings::default(), seed, hooks);
-        Ok(Self { reader, client, host: config.host.clone(), notes, requests: AtomicU64::new(0), life: seed })
+        let (host, requests) = (config.host.clone(), AtomicU64::new(0));
+        Ok(Self { reader, client, host, notes, requests, life: seed, queue, wake: Box::new(wake), _guard: guard })
+    }
+
+    /// What this host enrols by itself and was not refused.
+    pub fn wants(&self, wanted: BTreeSet<WorkloadId>) {
+        self.queue.wants(wanted);
+        (self.wake)();
     }
 
     pub fn reader(&self) -> &ReaderHandle {
         &self.reader
+    }
+
+    /// Makes the connection anew, with the credentials file as it is now.
+    pub async fn reconnect(&self) {
+        if let Err(error) = self.client.force_reconnect().await {
+            tracing::warn!(%error, "the connection is not made anew: the new credential is used when the server ends the old one");
+        }
     }
 
     pub fn is_connected(&self) -> bool {
@@ -222,6 +298,16 @@ impl Inbox {
     pub async fn register(&self, payload: Vec<u8>, number: u64) -> Result<(), String> {
         let (subject, token) = (subjects::register(&self.host), register_token(self.life, number));
         request(&self.client, subject, &token, payload).await.map_err(|error| error.to_string())
+    }
+
+    /// Waits for the connection, at most so long: an agent that has just started, or whose server has just ended, is about to have one.
+    pub async fn connected(&self, within: Duration) -> bool {
+        let connects = async {
+            while !self.is_connected() {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
+        tokio::time::timeout(within, connects).await.is_ok()
     }
 
     /// Asks the registrar; an error says why there is no answer.
@@ -250,7 +336,6 @@ impl Inbox {
 
     /// Waits until the host stands at this cut or beyond; the last commit up to there. `None`: the reader has ended.
     pub async fn reach(&self, cut: Cut) -> Option<u64> {
-        const LOOK_EVERY: Duration = Duration::from_millis(20);
         self.reader.refresh().await;
         loop {
             let (stands, commits) = self.reader.inspect(|reader| (reader.cut(), reader.commits())).await?;

@@ -1,6 +1,7 @@
 //! Joining with a token: the host makes a key, has a gateway sign it, and keeps both as its credentials file. The key's seed never
 //! leaves the machine; a token that was used with another key is refused.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,26 +25,101 @@ const ANSWER_BYTES_MAX: u64 = 64 << 10;
 pub enum Error {
     #[error("gateway {0:?}: write https://gateway:4270")]
     Address(String),
+    #[error("gateway {0:?}: others could read what is sent there: write https://..., plain http is for loopback only")]
+    Plain(String),
     #[error("the gateway cannot be reached: {0}")]
     Unreachable(String),
-    #[error("the gateway refuses: {0}")]
-    Refused(String),
+    #[error("the gateway refuses: {detail}")]
+    Refused { status: u16, detail: String },
     #[error("the gateway's answer cannot be understood: {0}")]
     Strange(String),
     #[error("this token is for host {0}, agent.toml says {1}: use the right one")]
     OtherHost(HostId, HostId),
+    #[error(
+        "agent.toml names no gateway, so nobody renews the credential, which expires in {0} s: write gateway = \"https://...\""
+    )]
+    NoGateway(u64),
+    #[error("the credentials file cannot be read: {0}")]
+    File(#[from] std::io::Error),
+    #[error("the gateway's new credential expires before the one at hand: that one stays")]
+    Shorter,
+    #[error("the bus does not take the new credential, the one at hand stays: {0}")]
+    NotTaken(#[from] groupcast_bus_config::connect::Error),
+    /// What each of several said, the first that counts last.
+    #[error("none of the gateways helps: {}", .0.join("; "))]
+    None(Vec<String>),
     #[error(transparent)]
     Credentials(#[from] groupcast_bus_config::credentials::Error),
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Address {
-    secure: bool,
-    name: String,
-    port: u16,
+impl Error {
+    /// Whether another gateway may do better: this one is away, busy, or not as it should be. One that refuses knows what it says.
+    pub fn is_the_gateways(&self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::Strange(_) | Self::Shorter | Self::NotTaken(_) => true,
+            Self::Refused { status, .. } => *status >= 500,
+            _ => false,
+        }
+    }
 }
 
-fn address(gateway: &str) -> Result<Address, Error> {
+/// Each gateway once, from the one of this number on.
+pub fn in_turn(gateways: &[Gateway], first: usize) -> impl Iterator<Item = &Gateway> {
+    let (before, after) = gateways.split_at(first.checked_rem(gateways.len()).unwrap_or(0));
+    after.iter().chain(before)
+}
+
+/// What gateways said that were asked in turn.
+pub struct Tried {
+    only_one: bool,
+    said: Vec<String>,
+}
+
+impl Tried {
+    pub fn of(gateways: &[Gateway]) -> Self {
+        Self { only_one: gateways.len() == 1, said: Vec::new() }
+    }
+
+    /// Goes on with the next one, unless that would not do better.
+    pub fn failed(&mut self, gateway: &Gateway, error: Error) -> Result<(), Error> {
+        if self.only_one || !error.is_the_gateways() {
+            return Err(error);
+        }
+        self.said.push(format!("{}:{}: {error}", gateway.address.name, gateway.address.port));
+        Ok(())
+    }
+
+    pub fn none(self) -> Error {
+        Error::None(self.said)
+    }
+}
+
+/// A gateway, and whom to trust that it is one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gateway {
+    pub address: Address,
+    /// Authorities in PEM; the system's if there is none.
+    pub authority: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    secure: bool,
+    name: String,
+    pub port: u16,
+}
+
+impl Address {
+    pub fn is_secure(&self) -> bool {
+        self.secure
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+pub fn address(gateway: &str) -> Result<Address, Error> {
     let wrong = || Error::Address(gateway.to_owned());
     let (scheme, rest) = gateway.split_once("://").ok_or_else(wrong)?;
     let secure = match scheme {
@@ -57,6 +133,10 @@ fn address(gateway: &str) -> Result<Address, Error> {
     if name.is_empty() || name.contains('/') {
         return Err(wrong());
     }
+    let is_loopback = name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    if !secure && !is_loopback {
+        return Err(Error::Plain(gateway.to_owned()));
+    }
     Ok(Address { secure, name: name.to_owned(), port: port.parse().map_err(|_| wrong())? })
 }
 
@@ -64,6 +144,7 @@ fn address(gateway: &str) -> Result<Address, Error> {
 struct Joined {
     host: String,
     credential: String,
+    expires_at: u64,
 }
 
 #[derive(Deserialize)]
@@ -88,26 +169,43 @@ fn waiting(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Joins, and writes the credentials file.
-pub async fn join(host: &HostId, gateway: &str, authority: Option<&Path>, token: &str, path: &Path) -> Result<(), Error> {
-    let place = address(gateway)?;
+/// Joins, and writes the credentials file. When the credential expires, in seconds since 1970.
+pub async fn join(host: &HostId, gateways: &[Gateway], token: &str, path: &Path) -> Result<u64, Error> {
     let key = key(path)?;
-    let body = serde_json::json!({ "token": token, "public_key": key.public_key() }).to_string();
-    let asked = tokio::time::timeout(WITHIN, post(&place, authority, "/v1/join", &body));
+    let body = serde_json::json!({ "token": token, "public_key": key.public_key(), "proof": key.prove(token)? }).to_string();
+    // One that has signed and was not heard signs again for the same key.
+    let mut tried = Tried::of(gateways);
+    for gateway in gateways {
+        match signed(host, gateway, "/v1/join", &body).await {
+            Ok(joined) => {
+                key.save(host, &joined.credential, path)?;
+                // It is part of the credentials file now.
+                let _ = std::fs::remove_file(waiting(path));
+                return Ok(joined.expires_at);
+            }
+            Err(error) => tried.failed(gateway, error)?,
+        }
+    }
+    Err(tried.none())
+}
+
+/// Has the gateway sign the credential in this file anew, for the same key.
+pub async fn renewed(host: &HostId, gateway: &Gateway, key: &OwnKey, token: &str) -> Result<String, Error> {
+    let body = serde_json::json!({ "credential": token, "proof": key.prove(token)? }).to_string();
+    Ok(signed(host, gateway, "/v1/renew", &body).await?.credential)
+}
+
+/// What the gateway has signed for this host.
+async fn signed(host: &HostId, gateway: &Gateway, path: &str, body: &str) -> Result<Joined, Error> {
+    let asked = tokio::time::timeout(WITHIN, post(&gateway.address, gateway.authority.as_deref(), path, body));
     let (status, answer) = asked.await.map_err(|_| Error::Unreachable("no answer in time".to_owned()))??;
     if status != 200 {
         let said = serde_json::from_str::<Problem>(&answer).map_or(format!("status {status}"), |problem| problem.detail);
-        return Err(Error::Refused(said));
+        return Err(Error::Refused { status, detail: said });
     }
     let joined: Joined = serde_json::from_str(&answer).map_err(|error| Error::Strange(error.to_string()))?;
     let of = HostId::new(&joined.host).map_err(|error| Error::Strange(error.to_string()))?;
-    if of != *host {
-        return Err(Error::OtherHost(of, host.clone()));
-    }
-    key.save(host, &joined.credential, path)?;
-    // It is part of the credentials file now.
-    let _ = std::fs::remove_file(waiting(path));
-    Ok(())
+    if of == *host { Ok(joined) } else { Err(Error::OtherHost(of, host.clone())) }
 }
 
 async fn post(place: &Address, authority: Option<&Path>, path: &str, body: &str) -> Result<(u16, String), Error> {
@@ -202,6 +300,54 @@ mod tests {
         for bad in ["", "gw:1", "ftp://gw:1", "https://gw", "https://:1", "https://gw:x", "https://a/b:1"] {
             assert!(address(bad).is_err(), "{bad}");
         }
+        for plain in ["http://gw.example:4270", "http://10.0.0.1:4270", "http://localhost.example:1"] {
+            assert!(matches!(address(plain), Err(Error::Plain(_))), "{plain}: a token would be readable on the way");
+        }
+        assert!(address("http://localhost:1").is_ok() && address("http://127.0.0.1:1").is_ok());
+    }
+
+    #[test]
+    fn gateways_are_asked_in_turn_until_one_helps_or_refuses() {
+        let gateway = |port: u16| Gateway { address: address(&format!("https://n:{port}")).unwrap(), authority: None };
+        let gateways: Vec<Gateway> = (1..=3).map(gateway).collect();
+        // The status that each answers, 0 for none at all; whom it asks, which one first; and whether one helps.
+        let rows: [([u16; 3], usize, &[u16], bool); 8] = [
+            ([200, 200, 200], 0, &[1], true),
+            ([200, 200, 200], 5, &[3], true),
+            ([0, 0, 200], 0, &[1, 2, 3], true),
+            ([200, 0, 0], 1, &[2, 3, 1], true),
+            ([503, 200, 200], 0, &[1, 2], true),
+            ([200, 403, 200], 1, &[2], false),
+            ([0, 429, 200], 0, &[1, 2], false),
+            ([0, 500, 0], usize::MAX, &[1, 2, 3], false),
+        ];
+        for (answers, first, expected, helps) in rows {
+            let (mut asked, mut tried) = (Vec::new(), Tried::of(&gateways));
+            let mut outcome = Err(None);
+            for gateway in in_turn(&gateways, first) {
+                asked.push(gateway.address.port);
+                let refused = match answers[usize::from(gateway.address.port) - 1] {
+                    200 => {
+                        outcome = Ok(());
+                        break;
+                    }
+                    0 => Error::Unreachable("away".into()),
+                    status => Error::Refused { status, detail: "no".into() },
+                };
+                if let Err(error) = tried.failed(gateway, refused) {
+                    outcome = Err(Some(error));
+                    break;
+                }
+            }
+            assert_eq!((&asked[..], outcome.is_ok()), (expected, helps), "{answers:?} from {first}: {outcome:?}");
+            if let Err(None) = outcome {
+                let words = tried.none().to_string();
+                assert!(["n:1: the gateway cannot", "n:2: the gateway refuses", "n:3:"].iter().all(|part| words.contains(part)));
+            }
+        }
+        assert_eq!(in_turn(&[], 7).count(), 0);
+        let alone = Tried::of(&gateways[..1]).failed(&gateways[0], Error::Unreachable("away".into()));
+        assert!(matches!(alone, Err(Error::Unreachable(_))), "one gateway's words are its own");
     }
 
     #[test]

@@ -3,11 +3,11 @@
 
 mod begin;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use groupcast_enforce::engine::{Engine, Plan};
 use groupcast_enforce::ruleset::Refusal;
-use groupcast_enforce::settings::{Attached, Mode, Settings};
+use groupcast_enforce::settings::{Attached, Settings};
 use groupcast_enforce::table::Table;
 use groupcast_policy::doc::{Document, Edit};
 use groupcast_policy::ids::WorkloadId;
@@ -61,7 +61,7 @@ pub struct Keeper<E> {
     frozen: bool,
     adopted: bool,
     /// The kernel's table carries a later stamp than the disk knows, so something was taken away that the disk still gives: until the
-    /// bus is heard the table stays as it is.
+    /// bus is heard its policy stays as it is, and orders are put in force on top of it.
     stale: bool,
     /// What was adopted is nobody else's to touch. Until then it is an orphan.
     taken_over: bool,
@@ -81,12 +81,13 @@ impl Documents for Held<'_> {
 impl<E: Holder> Keeper<E> {
     /// Makes everything as it should be by what is known. Also the way to try again after a failure.
     pub fn settle(&mut self) -> Result<(), E::Error> {
-        // Closing everything, or opening it by order, needs no documents.
-        if self.stale && matches!(self.engine.settings().mode, Mode::Enforce | Mode::Audit) {
-            return self.take_over();
-        }
-        let plan = self.engine.compare(&Held(self.in_force()));
+        let plan = self.plan();
         self.take(plan)
+    }
+
+    /// What is to be done by what is known. While the table knows better than the documents, only what is ordered is: its policy stays.
+    fn plan(&self) -> Plan {
+        if self.stale { self.engine.reframe() } else { self.engine.compare(&Held(self.in_force())) }
     }
 
     /// Whether what is known leads to the table that is there.
@@ -207,6 +208,12 @@ impl<E: Holder> Keeper<E> {
         was.is_some()
     }
 
+    /// Which interfaces are held, by number, from now on.
+    pub fn hold(&mut self, held: BTreeSet<u32>) -> Result<(), E::Error> {
+        let plan = self.engine.hold(held);
+        self.take(plan)
+    }
+
     pub fn set_settings(&mut self, settings: Settings) -> Result<(), E::Error> {
         self.want_settings(settings);
         self.settle()
@@ -272,7 +279,7 @@ impl<E: Holder> Keeper<E> {
                     return Err(error);
                 }
                 self.engine.set_actual(found);
-                let plan = self.engine.compare(&Held(self.in_force()));
+                let plan = self.plan();
                 self.commit(&plan)?;
                 self.engine.committed(plan);
                 self.counts.repairs += 1;
@@ -324,7 +331,7 @@ impl<E: Holder> Keeper<E> {
         self.cached
     }
 
-    /// Whether the kernel's table stays as it is until the bus is heard.
+    /// Whether the policy in the kernel's table stays as it is until the bus is heard.
     pub fn is_stale(&self) -> bool {
         self.stale
     }

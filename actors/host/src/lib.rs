@@ -2,10 +2,11 @@
 //!
 //! - [`config`]: what `agent.toml` says
 //! - [`keeper`], [`holder`]: documents, engine and enforcer together, and what they need of a kernel
-//! - [`state`], [`orders`]: the last good state on disk, and what was ordered on the local socket
+//! - [`state`], [`orders`], [`files`]: the last good state on disk, what was ordered on the local socket, and how both are written
 //! - [`inbox`], [`enforcement`], [`disk`]: commits in, the kernel's table, the disk; the last two are actors
 //! - [`mode`], [`pace`], [`explain`], [`report`]: what operators order, how often flows are judged again, why, and what is said about it
-//! - [`join`], [`enrol`], [`registration`], [`probe`]: how this host gets its credential, what it registers, and whether that is well
+//! - [`join`], [`renew`]: how this host gets its credential and keeps it
+//! - [`enrol`], [`registration`], [`probe`]: what it registers, and whether that is well
 //! - [`api`], [`command`], [`http`], [`notify`]: the local socket and its command line, metrics, the service manager
 //! - [`mod@bench`]: what enforcing costs
 //! - [`run`]: all of it as a process
@@ -22,6 +23,7 @@ pub mod disk;
 pub mod enforcement;
 pub mod enrol;
 pub mod explain;
+pub mod files;
 pub mod holder;
 pub mod host;
 pub mod http;
@@ -34,7 +36,10 @@ pub mod notify;
 pub mod orders;
 pub mod pace;
 pub mod probe;
+pub mod reached;
 pub mod registration;
+pub mod renew;
 pub mod report;
 pub mod run;
 pub mod state;
+pub mod terminal;

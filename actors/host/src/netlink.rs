@@ -4,6 +4,7 @@
 mod conntrack;
 mod expressions;
 mod foreign;
+mod legacy;
 mod links;
 mod probe;
 mod read;
@@ -30,7 +31,7 @@ use transaction::{Encoder, Handles, needs_handles};
 use watch::Watch;
 
 pub use foreign::Foreign;
-pub use links::{Links, Master};
+pub use links::{Links, Master, Present};
 pub use probe::Missing;
 
 /// Others get EPERM; the table survives our death and is adopted again. Kernel 6.9 or newer.
@@ -53,6 +54,13 @@ impl KernelError {
     pub fn is_inconsistent(&self) -> bool {
         let gone = [nix::libc::ENOENT, nix::libc::EEXIST];
         matches!(self, KernelError::Refused(list) if list.iter().any(|refused| gone.contains(&refused.errno)))
+    }
+}
+
+impl KernelError {
+    /// Whether nothing was done because the table has another owner.
+    pub fn is_anothers(&self) -> bool {
+        matches!(self, KernelError::Refused(list) if list.iter().all(|refused| refused.errno == nix::libc::EPERM))
     }
 }
 
@@ -100,6 +108,10 @@ pub struct Kernel {
     table: String,
     flags: u32,
     known: bool,
+    /// Whether a table of the bridge family is there, and whether the kernel can have one.
+    bridged: bool,
+    leftover: bool,
+    closes_ports: bool,
     handles: Handles,
     /// Where the kernel does not keep others away from the table.
     watch: Option<Watch>,
@@ -110,7 +122,18 @@ impl Kernel {
     pub fn open(table: &str, owned: bool) -> Result<Self, KernelError> {
         let transport = Transport::open()?;
         let flags = if owned { FLAGS_OWNED } else { 0 };
-        Ok(Self { transport, table: table.to_owned(), flags, known: false, handles: Handles::new(), watch: None })
+        let (handles, table) = (Handles::new(), table.to_owned());
+        Ok(Self {
+            transport,
+            table,
+            flags,
+            known: false,
+            bridged: false,
+            leftover: false,
+            closes_ports: true,
+            handles,
+            watch: None,
+        })
     }
 
     /// Whether nobody else may touch the table. The first commit finds out whether the kernel can do that.
@@ -125,7 +148,9 @@ impl Kernel {
 
     /// What this kernel lacks. Leaves nothing behind.
     pub fn probe(&mut self) -> Result<Vec<Missing>, KernelError> {
-        probe::run(&mut self.transport, &self.table)
+        let missing = probe::run(&mut self.transport, &self.table)?;
+        self.closes_ports = !missing.iter().any(|missing| missing.feature == probe::BRIDGED);
+        Ok(missing)
     }
 
     /// What others have there that interferes; `mask`: our bits of connections' marks.
@@ -135,7 +160,7 @@ impl Kernel {
 
     /// A transaction that needs no handles, ready to be sent: what a bare program would send.
     pub(crate) fn prepared(&self, transaction: &Transaction) -> socket::Batch {
-        let encoder = Encoder { table: &self.table, flags: self.flags, known: true };
+        let encoder = Encoder { table: &self.table, flags: self.flags, known: true, bridged: true, leftover: false };
         encoder.encode(transaction, &mut Handles::new()).batch
     }
 
@@ -148,17 +173,26 @@ impl Kernel {
     pub fn remove(&mut self) -> Result<(), KernelError> {
         self.handles.clear();
         self.known = false;
-        if read::table_flags(&mut self.transport, &self.table)?.is_none() {
+        self.bridged = false;
+        self.leftover = false;
+        let mut batch = socket::Batch::default();
+        for (number, family) in
+            [(socket::INET, rustables::ProtocolFamily::Inet), (socket::BRIDGE, rustables::ProtocolFamily::Bridge)]
+        {
+            if read::table_flags(&mut self.transport, number, &self.table)?.is_none() {
+                continue;
+            }
+            let mut part = rustables::Batch::new();
+            let table = rustables::Table::new(family).with_name(self.table.as_str()).with_flags(self.flags);
+            part.add(&table, rustables::MsgType::Add);
+            part.add(&table, rustables::MsgType::Del);
+            batch.splice(part);
+        }
+        if batch.messages() == 0 {
             return Ok(());
         }
-        let mut part = rustables::Batch::new();
-        let table = rustables::Table::new(rustables::ProtocolFamily::Inet).with_name(self.table.as_str()).with_flags(self.flags);
-        part.add(&table, rustables::MsgType::Add);
-        part.add(&table, rustables::MsgType::Del);
-        let mut batch = socket::Batch::default();
-        batch.splice(part);
         let complaints = self.transport.commit(batch)?.complaints;
-        self.judge(complaints, &[None, None], &Transaction::default())
+        self.judge(complaints, &[None; 4], &Transaction::default())
     }
 
     /// A kernel before 6.9 knows no owned tables: refused by exactly the message that asks for one.
@@ -212,7 +246,8 @@ impl Enforcer for Kernel {
                 self.handles.insert(chain.clone(), handles);
             }
         }
-        let encoder = Encoder { table: &self.table, flags: self.flags, known: self.known };
+        let encoder =
+            Encoder { table: &self.table, flags: self.flags, known: self.known, bridged: self.bridged, leftover: self.leftover };
         let encoded = encoder.encode(transaction, &mut self.handles);
         let reply = match self.transport.commit(encoded.batch) {
             Ok(reply) => reply,
@@ -231,6 +266,8 @@ impl Enforcer for Kernel {
             return Err(error);
         }
         self.known = true;
+        self.bridged |= transaction::is_about_bridge(transaction);
+        self.leftover = false;
         match (self.is_owned(), &self.watch) {
             (true, _) => self.watch = None,
             (false, None) => self.watch = Some(Watch::open()?),
@@ -243,8 +280,12 @@ impl Enforcer for Kernel {
     fn read(&mut self) -> Result<Option<Table>, KernelError> {
         let Some(read) = read::table(&mut self.transport, &self.table)? else {
             self.known = false;
+            self.bridged = false;
+            self.leftover = read::table_flags(&mut self.transport, socket::BRIDGE, &self.table)?.is_some();
             return Ok(None);
         };
+        self.leftover = false;
+        self.bridged = read.bridged;
         if !read.strange.0.is_empty() {
             let what = read.strange.0.join(", ");
             return Err(KernelError::Strange { table: self.table.clone(), what });
@@ -274,6 +315,10 @@ impl Holder for Kernel {
             }
             found => Ok(found?.unwrap_or_default()),
         }
+    }
+
+    fn closes_ports(&self) -> bool {
+        self.closes_ports
     }
 
     fn is_disturbed(&mut self) -> bool {

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::config::WrittenAttachment;
+use crate::files::write_whole;
 use crate::mode::Ordered;
-use crate::state::{StateError, write_whole};
+use crate::state::StateError;
 
 /// A host has thousands of workloads at most, each of a few hundred bytes.
 const FILE_BYTES_MAX: u64 = 64 << 20;

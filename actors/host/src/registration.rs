@@ -2,6 +2,7 @@
 
 mod told;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,9 +16,10 @@ use self::told::heard;
 pub use self::told::{Told, beat_token, register_token, told};
 use crate::enforcement::Progress;
 use crate::enrol::{ANSWER_WITHIN_MS, ENROLMENTS_MAX, Effect, Enroller, Enrolment, Event, Standing, WrittenEnrolment};
+use crate::files::write_whole;
 use crate::host;
 use crate::inbox::Inbox;
-use crate::probe;
+use crate::probe::{self, Bounds};
 
 /// How often waits are looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -56,7 +58,7 @@ impl Registration {
         }
         let name = "groupcast_agent_enrolled_workloads";
         text.push_str(&format!("# HELP {name} Workloads to be enrolled, by how far that is.\n# TYPE {name} gauge\n"));
-        for state in ["registered", "waiting", "refused"] {
+        for state in ["registered", "waiting", "refused", "absent"] {
             text.push_str(&format!("{name}{{state=\"{state}\"}} {}\n", of(state)));
         }
         text
@@ -71,12 +73,16 @@ struct Kept {
     enrolments: Vec<WrittenEnrolment>,
     /// Ended here, and not yet removed there.
     ended: Vec<(String, String)>,
+    /// Whatever may be registered, also what agent.toml enrols: what that does not name any more, or on another network, has ended.
+    #[serde(default)]
+    registered: Vec<(String, String)>,
 }
 
 const FORMAT_VERSION: &str = "1";
 
 enum Order {
-    Want(Box<(Enrolment, WrittenEnrolment)>),
+    /// Answered when it is noted, not when it is registered.
+    Want(Box<(Enrolment, WrittenEnrolment)>, oneshot::Sender<()>),
     Unwant(WorkloadId),
     Leave(oneshot::Sender<Result<(), String>>),
 }
@@ -86,15 +92,26 @@ enum Order {
 pub struct Handle {
     orders: mpsc::Sender<Order>,
     told: watch::Receiver<Registration>,
+    /// What agent.toml enrols, by workload.
+    configured: Arc<BTreeMap<String, WrittenEnrolment>>,
 }
 
 impl Handle {
+    /// As what agent.toml enrols a workload that is not enrolled any more, if it does.
+    pub fn lapsed(&self, workload: &WorkloadId) -> Option<WrittenEnrolment> {
+        let is_enrolled = self.told.borrow().workloads.iter().any(|one| one.workload == workload.as_str());
+        self.configured.get(workload.as_str()).filter(|_| !is_enrolled).cloned()
+    }
+
     /// Enrols a workload and waits until it is registered, or refused.
     pub async fn enrol(&self, written: WrittenEnrolment) -> Result<(), String> {
         let enrolment = written.check()?;
         let id = enrolment.asked.workload.to_string();
         let mut told = self.told.clone();
-        self.order(Order::Want(Box::new((enrolment, written)))).await?;
+        let (noted, is_noted) = oneshot::channel();
+        self.order(Order::Want(Box::new((enrolment, written)), noted)).await?;
+        // What was said before that is about what it was enrolled as before.
+        is_noted.await.map_err(|_| "the agent is ending".to_owned())?;
         let mine = |registration: &Registration| registration.workloads.iter().find(|one| one.workload == id).cloned();
         let decided = told.wait_for(|now| mine(now).is_some_and(|one| one.state != "waiting")).await;
         let standing = decided.map_err(|_| "the agent is ending".to_owned()).map(|now| mine(&now))?;
@@ -139,30 +156,49 @@ pub fn start(
     inbox: Arc<Inbox>,
     told_by_controllers: mpsc::Receiver<Told>,
     progress: watch::Receiver<Progress>,
+    absent: watch::Receiver<BTreeSet<WorkloadId>>,
 ) -> std::io::Result<Handle> {
     let boot = host::boot(&config.enrol.boot_file)?;
     let path = beside(&config.state);
     let kept = read(&path);
-    let ended = kept.ended.iter().filter_map(|(network, id)| Some((network.parse().ok()?, id.parse().ok()?)));
-    let mut enroller = Enroller::new(boot, ended);
     let mut own = kept.enrolments;
     own.retain(|written| written.check().is_ok());
-    for written in config.enrol.workloads.iter().chain(&own) {
+    let machine = config.host_workload.as_ref().map(|id| id.as_str());
+    let whole = |written: &WrittenEnrolment| {
         let mut written = written.clone();
-        if written.addresses.is_empty() && config.host_workload.as_ref().is_some_and(|id| id.as_str() == written.workload) {
+        if written.addresses.is_empty() && machine == Some(written.workload.as_str()) {
             written.addresses = host::addresses();
         }
+        written
+    };
+    let configured: Vec<WrittenEnrolment> = config.enrol.workloads.iter().map(whole).collect();
+    let mut enrolments = Vec::new();
+    for written in configured.iter().cloned().chain(own.iter().map(whole)) {
         match written.check() {
-            Ok(enrolment) => _ = enroller.handle(Event::Want(enrolment), 0),
+            Ok(enrolment) => enrolments.push(enrolment),
             Err(error) => tracing::warn!(workload = written.workload, %error, "an enrolment is ignored"),
         }
     }
+    // The last of an id counts, and what is not where it was registered has ended there.
+    let now: BTreeMap<&WorkloadId, &NetworkId> = enrolments.iter().map(|one| (&one.asked.workload, &one.asked.network)).collect();
+    let parsed =
+        |(network, id): &(String, String)| -> Option<(NetworkId, WorkloadId)> { Some((network.parse().ok()?, id.parse().ok()?)) };
+    let gone = kept.registered.iter().filter_map(parsed).filter(|(network, id)| now.get(id) != Some(&network));
+    let mut enroller = Enroller::new(boot, kept.ended.iter().filter_map(parsed).chain(gone).collect::<Vec<_>>());
+    enroller.handle(Event::Absent(absent.borrow().clone()), 0);
+    let last: BTreeMap<WorkloadId, Enrolment> = enrolments.iter().map(|one| (one.asked.workload.clone(), one.clone())).collect();
+    last.into_values().for_each(|enrolment| _ = enroller.handle(Event::Want(enrolment), 0));
+    let configured = configured.into_iter().map(|written| (written.workload.clone(), written)).collect();
     let (orders, inbox_orders) = mpsc::channel(ORDERS_MAX);
     let (telling, told) = watch::channel(Registration { boot: format!("{boot:016x}"), ..Registration::default() });
     let (done, results) = mpsc::channel(ORDERS_MAX);
-    let task = Task { enroller, inbox, boot, beat: config.enrol.beat, path, own, telling, done, beats: 0, progress };
+    inbox.wants(wanted(&enroller));
+    let bounds = Bounds::new(config);
+    let task =
+        Task { enroller, inbox, boot, beat: config.enrol.beat, path, own, telling, done, beats: 0, progress, absent, bounds };
+    task.keep();
     tokio::spawn(task.run(inbox_orders, results, told_by_controllers));
-    Ok(Handle { orders, told })
+    Ok(Handle { orders, told, configured: Arc::new(configured) })
 }
 
 struct Task {
@@ -177,6 +213,10 @@ struct Task {
     done: mpsc::Sender<Event>,
     beats: u64,
     progress: watch::Receiver<Progress>,
+    /// Workloads that are attached where there is no interface.
+    absent: watch::Receiver<BTreeSet<WorkloadId>>,
+    /// Where health may be looked for.
+    bounds: Bounds,
 }
 
 impl Task {
@@ -191,55 +231,60 @@ impl Task {
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut connected, mut beat_at) = (false, Instant::now());
         loop {
+            let mut noted = None;
             let event = tokio::select! {
                 order = orders.recv() => match order {
                     None => return,
-                    Some(order) => self.taken(order).await,
+                    Some(order) => self.taken(order, &mut noted).await,
                 },
+                Ok(()) = self.absent.changed() => Some(Event::Absent(self.absent.borrow_and_update().clone())),
                 Some(result) = results.recv() => Some(result),
                 Some(told) = told.recv() => Some(heard(told)),
                 _ = tick.tick() => {
                     let now = self.inbox.is_connected();
                     let changed = now != connected;
                     connected = now;
+                    if changed && now {
+                        // Whoever was away says at once that it is back, and hears at once whether it was forgotten.
+                        beat_at = Instant::now();
+                    }
                     Some(if changed { Event::Connected(now) } else { Event::Tick })
                 }
             };
-            let taken_away = matches!(event, Some(Event::Removed { taken: true, .. }));
+            let is_kept = matches!(event, Some(Event::Want(_) | Event::Unwant(_) | Event::Removed { taken: true, .. }));
             let now_ms = u64::try_from(clock.elapsed().as_millis()).unwrap_or(u64::MAX);
             let effects = event.map(|event| self.enroller.handle(event, now_ms)).unwrap_or_default();
-            effects.into_iter().for_each(|effect| self.perform(effect));
-            if taken_away {
+            // On disk before it is sent: what has ended must not come back with a restart.
+            if is_kept {
                 self.keep();
             }
+            effects.into_iter().for_each(|effect| self.perform(effect));
             if connected && self.enroller.is_needed() && Instant::now() >= beat_at {
                 beat_at = Instant::now() + jittered(self.beat);
                 self.send_beat().await;
             }
             self.tell();
+            if let Some(noted) = noted {
+                let _: Result<(), ()> = noted.send(()); // whoever asked may have gone
+            }
         }
     }
 
-    async fn taken(&mut self, order: Order) -> Option<Event> {
+    async fn taken(&mut self, order: Order, noted: &mut Option<oneshot::Sender<()>>) -> Option<Event> {
         match order {
-            Order::Want(wanted) => {
+            Order::Want(wanted, waiter) => {
+                *noted = Some(waiter);
                 let (enrolment, written) = *wanted;
                 let id = enrolment.asked.workload.to_string();
                 self.own.retain(|one| one.workload != id);
                 if self.own.len() < ENROLMENTS_MAX {
                     self.own.push(written);
                 }
-                self.keep();
                 Some(Event::Want(enrolment))
             }
             Order::Unwant(id) => {
                 self.own.retain(|one| one.workload != id.as_str());
-                let event = Event::Unwant(id);
-                // On disk before it is sent: what has ended must not come back with a restart.
-                let mut after = self.enroller.clone();
-                after.handle(event.clone(), 0);
-                self.keep_with(&after);
-                Some(event)
+                Some(Event::Unwant(id))
             }
             Order::Leave(answer) => {
                 // Whether there is a bus is looked at now: the last tick may have been before it was reached.
@@ -261,7 +306,7 @@ impl Task {
     }
 
     fn perform(&self, effect: Effect) {
-        let (inbox, done) = (self.inbox.clone(), self.done.clone());
+        let (inbox, done, bounds) = (self.inbox.clone(), self.done.clone(), self.bounds.clone());
         let within = Duration::from_millis(ANSWER_WITHIN_MS);
         tokio::spawn(async move {
             let event = match effect {
@@ -287,8 +332,9 @@ impl Task {
                     }
                 }
                 Effect::Check { workload, incarnation, address, check } => {
-                    let healthy = probe::is_well(&check, address).await;
-                    Event::Checked { workload, incarnation, healthy }
+                    let outcome = probe::look(&check, address, &bounds, &workload).await;
+                    let (healthy, why) = (outcome == Ok(true), outcome.err().map(|refused| refused.to_string()));
+                    Event::Checked { workload, incarnation, healthy, why }
                 }
             };
             let _ = done.send(event).await; // the agent ends
@@ -313,28 +359,34 @@ impl Task {
             left: self.enroller.has_left(),
             workloads: self.enroller.standings(),
         };
-        self.telling.send_if_modified(|told| {
+        let changed = self.telling.send_if_modified(|told| {
             let changed = *told != now;
             *told = now;
             changed
         });
+        if changed {
+            self.inbox.wants(wanted(&self.enroller));
+        }
     }
 
     fn keep(&self) {
-        self.keep_with(&self.enroller);
-    }
-
-    fn keep_with(&self, enroller: &Enroller) {
         let ended = |(network, id): &(NetworkId, WorkloadId)| (network.to_string(), id.to_string());
         let kept = Kept {
             format_version: FORMAT_VERSION.to_owned(),
             enrolments: self.own.clone(),
-            ended: enroller.ended().map(ended).collect(),
+            ended: self.enroller.ended().map(ended).collect(),
+            registered: self.enroller.wanted().map(|(network, id)| (network.to_string(), id.to_string())).collect(),
         };
         if let Err(error) = write(&self.path, &kept) {
             tracing::warn!(path = %self.path.display(), %error, "what was enrolled is not on disk: a restart forgets it");
         }
     }
+}
+
+/// What this host enrols and was not refused: what takes it away waits until it is enrolled again.
+fn wanted(enroller: &Enroller) -> BTreeSet<WorkloadId> {
+    let standings = if enroller.is_needed() { enroller.standings() } else { Vec::new() };
+    standings.iter().filter(|one| one.state != "refused").filter_map(|one| one.workload.parse().ok()).collect()
 }
 
 /// Anything from three quarters of it to five: a fleet that was started together does not beat together.
@@ -367,16 +419,8 @@ fn read(path: &Path) -> Kept {
     }
 }
 
-/// Whole or not at all.
 fn write(path: &Path, kept: &Kept) -> std::io::Result<()> {
-    use std::io::Write;
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    let new = PathBuf::from(new);
-    let mut file = std::fs::File::create(&new)?;
-    file.write_all(&serde_json::to_vec(kept)?)?;
-    file.sync_all()?;
-    std::fs::rename(&new, path)
+    write_whole(path, &serde_json::to_vec(kept)?)
 }
 
 #[cfg(test)]
@@ -392,6 +436,7 @@ mod tests {
             incarnation: None,
             why: None,
             healthy,
+            unchecked: None,
         };
         let workloads = vec![one("registered", true), one("registered", false), one("refused", true)];
         let text = Registration { boot: "b".into(), beats: 7, left: false, workloads }.metrics();
@@ -418,7 +463,8 @@ mod tests {
     #[test]
     fn what_is_kept_reads_back_and_what_is_damaged_is_nothing() {
         let path = std::env::temp_dir().join(format!("groupcast-enrolments-{}", std::process::id()));
-        let kept = Kept { format_version: "1".into(), enrolments: Vec::new(), ended: vec![("n".into(), "w".into())] };
+        let pair = || vec![("n".to_owned(), "w".to_owned())];
+        let kept = Kept { format_version: "1".into(), enrolments: Vec::new(), ended: pair(), registered: pair() };
         write(&path, &kept).unwrap();
         assert_eq!(read(&path).ended, kept.ended);
         std::fs::write(&path, "{").unwrap();

@@ -8,6 +8,7 @@ use crate::config::WrittenAttachment;
 use crate::keeper::Counts;
 use crate::netlink::Foreign;
 use crate::registration::Registration;
+use crate::renew::Credential;
 
 /// What is in force, as whoever enforces knows it.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -34,6 +35,10 @@ pub struct Enforced {
     /// Named, with what to do about it.
     pub refused: Vec<String>,
     pub last_error: Option<String>,
+    /// Workloads that are attached where there is no interface.
+    pub missing_interfaces: Vec<String>,
+    /// Why the last good state is not on disk.
+    pub unsaved: Option<String>,
     /// What this kernel lacks.
     pub missing_features: Vec<String>,
     #[serde(flatten)]
@@ -62,6 +67,9 @@ pub struct Status {
     pub heard: Heard,
     pub foreign: Foreign,
     pub registration: Registration,
+    /// Of this host on the bus.
+    #[serde(default)]
+    pub credential: Credential,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -98,6 +106,8 @@ pub struct Judged {
     pub words: String,
     pub group: Option<String>,
     pub rule: Option<String>,
+    /// As logs name the rule.
+    pub rule_key: Option<String>,
     pub scope: Option<String>,
     /// The topics that say so, and their revisions where they are known.
     pub topics: BTreeMap<String, Option<u64>>,
@@ -123,6 +133,8 @@ impl Enforced {
             ("topics", "gauge", "Topics in force.", self.topics.len()),
             ("workloads", "gauge", "Workloads attached.", self.workloads.len()),
             ("refused_workloads", "gauge", "Workloads that cannot be enforced.", self.refused.len()),
+            ("missing_interfaces", "gauge", "Workloads attached where there is no interface.", self.missing_interfaces.len()),
+            ("unsaved", "gauge", "Whether the last good state cannot be written to disk.", u8::from(self.unsaved.is_some())),
             ("missing_features", "gauge", "Kernel features that are missing.", self.missing_features.len()),
             ("change", "gauge", "The last change in force.", self.change),
             ("heard_change", "gauge", "The last change heard of.", self.heard_change),
@@ -135,7 +147,7 @@ impl Enforced {
         text.push_str(
             "# HELP groupcast_agent_state What the host does with the policy it has.\n# TYPE groupcast_agent_state gauge\n",
         );
-        for state in ["enforcing", "failing", "frozen", "bypassed", "lockdown", "auditing"] {
+        for state in ["enforcing", "failing", "frozen", "bypassed", "lockdown", "auditing", "auditing-some", "dry-run"] {
             let is = u8::from(self.state == state);
             text.push_str(&format!("groupcast_agent_state{{state=\"{state}\"}} {is}\n"));
         }

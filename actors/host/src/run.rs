@@ -1,5 +1,6 @@
 //! The agent as a process: everything put together.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use crate::api::{self, Doors};
 use crate::config::Config;
 use crate::disk::Disk;
 use crate::enforcement::{AskEnforced, Enforcement, Keep, Parts, Progress, Wake};
+use crate::files::guard_folder;
 use crate::holder::Holder;
 use crate::host;
 use crate::http::{self, Pages};
@@ -24,6 +26,7 @@ use crate::netlink::{Kernel, Links};
 use crate::notify::Manager;
 use crate::orders::Orders;
 use crate::registration;
+use crate::renew;
 use crate::state::State;
 
 /// The agent does not end before what is in force is on disk, but does not wait for a broken one.
@@ -111,6 +114,7 @@ fn kernel(config: &Config) -> Result<(Kernel, Vec<String>), Failure> {
 
 /// Loads what the disk remembers, or closes what is claimed, and ends: before the network is up.
 pub fn boot(config: &Config) -> Result<(), Failure> {
+    guard_folder(&config.state)?;
     let state = remembered(config);
     let (kernel, _) = kernel(config)?;
     let mut keeper = keeper(config, &state, &ordered(config), kernel)?;
@@ -130,40 +134,57 @@ pub fn dry_run(config: &Config) -> Result<String, Failure> {
 
 /// Takes our table away, and nothing else.
 pub fn cleanup(config: &Config) -> Result<(), Failure> {
-    Kernel::open(&config.table, config.owned_table)?.remove()?;
-    Ok(())
+    if std::os::unix::net::UnixStream::connect(&config.socket).is_ok() {
+        let socket = config.socket.display();
+        let words = "it would put the table back: stop it first (`systemctl stop groupcast-agent`)";
+        return Err(format!("an agent is running here, it answers on {socket}; {words}").into());
+    }
+    match Kernel::open(&config.table, config.owned_table)?.remove() {
+        Err(error) if error.is_anothers() => {
+            let table = &config.table;
+            Err(format!("another process owns table {table}, perhaps an agent with another socket: stop it first").into())
+        }
+        outcome => Ok(outcome?),
+    }
 }
 
 /// Follows the bus and enforces what it says.
 pub async fn run(config: Config) -> Result<(), Failure> {
     let (kernel, missing_features) = kernel(&config)?;
     let links = Links::open()?;
-    run_with(config, kernel, missing_features, Some(links)).await
+    run_with(config, kernel, missing_features, Some(links), false).await
 }
 
 /// The same, and prints what would be done to the kernel instead of doing it. Needs no rights.
 pub async fn run_dry(config: Config) -> Result<(), Failure> {
     tracing::warn!("dry run: nothing is enforced");
-    let sink = |script: String| print!("{script}");
+    let sink = |script: String| crate::terminal::print(&script);
     let dry = DryRun { name: config.table.clone(), table: Default::default(), sink };
-    run_with(config, dry, vec!["everything: this is a dry run".to_owned()], None).await
+    run_with(config, dry, vec!["everything: this is a dry run".to_owned()], None, true).await
 }
 
-async fn run_with<E>(config: Config, enforcer: E, missing_features: Vec<String>, links: Option<Links>) -> Result<(), Failure>
+async fn run_with<E>(
+    config: Config,
+    enforcer: E,
+    missing_features: Vec<String>,
+    links: Option<Links>,
+    dry_run: bool,
+) -> Result<(), Failure>
 where
     E: Holder + Unpin + Send + 'static,
     E::Error: 'static,
 {
     let manager = Manager::from_environment();
+    guard_folder(&config.state)?;
     let listener = api::listen(&config.socket)?;
-    if let Some(folder) = config.state.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
     let state = remembered(&config);
     let orders = ordered(&config);
     let keeper = keeper(&config, &state, &orders, enforcer)?;
-    let queue = Queue::default();
-    let (progress, told) = watch::channel(Progress { turns: 0, enforced: 0, state: HostState::Enforcing });
+    let queue = Queue::from(&config.host, &state.documents);
+    // Nothing is said to be enforced before somebody has looked.
+    let starting = HostState::Failing { reason: "the agent is starting".into() };
+    let (progress, told) = watch::channel(Progress { turns: 0, enforced: 0, state: starting });
+    let (absent, is_absent) = watch::channel(BTreeSet::new());
     let disk = Disk { path: config.state.clone() };
     let disk = Disk::start_in_arbiter(&Arbiter::new().handle(), move |_| disk);
     let parts = Parts {
@@ -177,7 +198,9 @@ where
         disk_of_orders: disk.recipient(),
         host: config.host.clone(),
         missing_features,
+        dry_run,
         links,
+        absent,
     };
     let enforcement = Enforcement::start_in_arbiter(&Arbiter::new().handle(), move |_| Enforcement::new(parts));
     // What the disk knows is in force before anybody is told that we are ready.
@@ -189,14 +212,20 @@ where
         let _ = wake.try_send(Wake);
     };
     let inbox = Arc::new(Inbox::open(&config, queue, host::random()?, wake, tells).await?);
-    let registration = registration::start(&config, inbox.clone(), heard, told.clone())?;
+    let registration = registration::start(&config, inbox.clone(), heard, told.clone(), is_absent)?;
+    let credential = renew::start(&config, inbox.clone());
     tokio::spawn(acknowledge(inbox.clone(), told.clone()));
     tokio::spawn(manager.clone().watch(enforcement.clone().recipient()));
     if let Some(address) = config.http {
         let listener = http::listen(address).await?;
         tokio::spawn(http::serve(
             listener,
-            Pages { enforced: enforcement.clone().recipient(), inbox: inbox.clone(), registration: registration.clone() },
+            Pages {
+                enforced: enforcement.clone().recipient(),
+                inbox: inbox.clone(),
+                registration: registration.clone(),
+                credential: credential.clone(),
+            },
         ));
     }
     let doors = Doors {
@@ -213,6 +242,7 @@ where
         progress: told,
         inbox,
         registration,
+        credential,
     };
     let keep = enforcement.recipient::<Keep>();
     manager.ready(config.host.as_str());

@@ -2,8 +2,8 @@
 //! file that is damaged or not ours is named and ignored.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::Path;
 
 use groupcast_messages::{Body, CHUNK_BYTES_MAX, Chunk, ChunkWriter, Cut, TopicRef};
@@ -11,6 +11,8 @@ use groupcast_policy::doc::{Digest, Document};
 use groupcast_policy::topic::Topic;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
+
+use crate::files::write_whole;
 
 pub type Replica = HashMap<Topic, Document>;
 
@@ -117,21 +119,6 @@ impl State {
 
     pub fn write(&self, path: &Path) -> io::Result<()> {
         write_whole(path, &self.encode())
-    }
-}
-
-/// After this the file holds these bytes, whatever happens; if it fails, what it held before.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".new");
-    let mut file = File::create(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&beside, path)?;
-    // The rename itself lasts only once its folder is synced.
-    match path.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
-        None => Ok(()),
     }
 }
 

@@ -32,7 +32,7 @@ const YAML: &[&str] = &[
 
 const JSON: &[&str] = &[
     r#"{"kind":"group","id":"web","rules":["ingress tcp 443 from any",{"direction":"egress","protocol":6,"ports":"80","remote":"group:db","log":true}],"bindings":["global staging"],"members":["0.0.0.0/1"],"internet_member":true}"#,
-    r#"{"guid":"g1","name":"dns","rules":[{"protocol":"udp","destination":"10.0.0.53,10.0.0.1-10.0.0.9","ports":"53,1-5"},{"protocol":"icmp","destination":"10.0.0.0/8","type":8,"code":-1}],"globally_enabled":{"running":true,"staging":false},"relationships":{"running_spaces":{"data":[{"guid":"s"}]}}}"#,
+    r#"{"guid":"g1","name":"dns","rules":[{"protocol":"udp","destination":"10.0.0.53,10.0.0.1-10.0.0.9","ports":"53,1-5"},{"protocol":"icmp","destination":"10.0.0.0/8","type":8,"code":-1}],"globally_enabled":{"running":true,"staging":false},"relationships":{"running_spaces":{"data":[{"guid":"s"}]},"staging_spaces":{"data":[]}}}"#,
     r#"{"id":"g1","stateful":true,"security_group_rules":[{"direction":"ingress","ethertype":"IPv6","protocol":"icmp","port_range_min":128,"port_range_max":null,"remote_ip_prefix":"2001:db8::/32"},{"direction":"egress","remote_group_id":"g2"}]}"#,
     r#"{"id":"p1","binding:host_id":"h.example","network_id":"n","fixed_ips":[{"ip_address":"10.0.0.1"}],"allowed_address_pairs":[{"ip_address":"0.0.0.0/0"}],"security_groups":["g1"],"port_security_enabled":false,"device_owner":"network:dhcp"}"#,
     r#"[{"kind":"workload","id":"w","host":"h","network":"n","incarnation":9223372036854775807,"enforced":"none"}]"#,

@@ -79,9 +79,35 @@ id!(/// What a self-registering workload of a kind may be.
 id!(/// A system that groups and workloads are read from. What it owns has ids that begin with this one.
     SourceId, "source");
 
+/// Characters that stay of a host's name that is too long for an id; a hash of the whole follows.
+const NAME_KEPT_LEN: usize = 47;
+
+impl HostId {
+    /// The id of a host that another system knows by its name: dots become `_`. A name longer than an id may be is cut, and ends in a hash
+    /// of the whole, so that two such hosts stay two.
+    pub fn of_name(name: &str) -> Result<Self, InvalidId> {
+        let id = name.replace('.', "_");
+        if id.len() <= ID_LEN_MAX || !id.is_ascii() {
+            return Self::new(&id);
+        }
+        Self::new(&format!("{}_{:016x}", &id[..NAME_KEPT_LEN], xxhash_rust::xxh3::xxh3_64(name.as_bytes())))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_name_of_a_host_is_cut_and_stays_its_own() {
+        assert_eq!(HostId::of_name("n1.example.org").unwrap().as_str(), "n1_example_org");
+        assert_eq!(HostId::of_name(&"a".repeat(ID_LEN_MAX)).unwrap().as_str(), "a".repeat(ID_LEN_MAX));
+        let [one, other] = ["org", "com"].map(|end| HostId::of_name(&format!("{}.{end}", "a".repeat(ID_LEN_MAX - 3))).unwrap());
+        assert!(one != other && one.as_str().len() == ID_LEN_MAX, "{one} {other}");
+        for bad in [String::new(), "ä".repeat(99), " ".repeat(99)] {
+            assert!(HostId::of_name(&bad).is_err());
+        }
+    }
 
     #[test]
     fn length_is_bounded_on_both_sides() {

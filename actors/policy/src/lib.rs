@@ -11,7 +11,7 @@
 //! - [`text`]: the one-line text form of rules
 //! - [`model`]: the desired state and its meaning
 //! - [`written`]: documents in YAML and JSON, and the dialects of Cloud Foundry and Neutron
-//! - [`check`]: contradictions between documents
+//! - [`check`]: contradictions between documents; [`collide`]: names that cannot be told apart
 //! - [`oracle`]: verdict and explanation, straight from the semantics
 //! - [`compiler`]: events in, edits per topic and span changes out; [`scratch`] is its from-scratch twin
 //! - [`resolve`]: from a host's documents to the policy of its workloads
@@ -19,6 +19,7 @@
 //! - [`meaning`]: the flows a change gains and loses
 
 pub mod check;
+pub mod collide;
 pub mod compiler;
 pub mod doc;
 pub mod ids;

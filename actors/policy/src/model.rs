@@ -5,7 +5,7 @@
 //! - A workload *has* a group when one of the group's bindings reaches it (global, its space, its app, its id, a selector that
 //!   matches its labels) for its phase, or when its registry entry names the group itself.
 //! - The *members* of a group are the addresses and address pairs of all workloads that have it, and its static prefixes. A
-//!   member as wide as the internet ([`is_internet`]) counts only if the group says `internet_member`.
+//!   member as wide as the internet ([`is_internet`]), or cut into pieces of it ([`are_internet`]), counts only if the group says `internet_member`.
 //! - In an enforced direction a packet is denied if any deny of any group of the workload matches; else allowed if any allow
 //!   matches; else denied. In a direction that is not enforced everything is allowed.
 //! - A rule that names a group which does not exist: an allow matches nothing, a deny matches every remote.
@@ -158,9 +158,9 @@ impl Group {
         bound
     }
 
-    /// Whether a workload's prefix counts as a member.
-    pub fn admits(&self, member: Prefix) -> bool {
-        self.internet_member || !is_internet(member)
+    /// Those of a workload's addresses and prefixes that count as members.
+    pub fn admitted<'a>(&self, workload: &'a Workload) -> impl Iterator<Item = Prefix> + 'a {
+        workload.members(self.internet_member)
     }
 
     /// Whether a workload that has the group is among its members.
@@ -182,6 +182,25 @@ pub fn is_internet(member: Prefix) -> bool {
         Family::V4 => member.len() <= INTERNET_V4_LEN_MAX,
         Family::V6 => member.len() <= INTERNET_V6_LEN_MAX,
     }
+}
+
+/// Whether these prefixes together hold as many addresses of a family as the internet: cut into pieces it is still the internet.
+pub fn are_internet(members: impl IntoIterator<Item = Prefix>) -> bool {
+    // Prefixes overlap only by holding one another, so the widest ones, in order, are the union.
+    let mut wide: Vec<Prefix> = members.into_iter().filter(|member| !member.is_host()).collect();
+    wide.sort_unstable();
+    let (mut v4, mut v6, mut last) = (0_u64, 0_u128, None::<Prefix>);
+    for member in wide {
+        if last.is_some_and(|last| last.family() == member.family() && last.contains(member.net().addr())) {
+            continue;
+        }
+        last = Some(member);
+        match member.family() {
+            Family::V4 => v4 = v4.saturating_add(1 << (32 - u32::from(member.len()))),
+            Family::V6 => v6 = v6.saturating_add(1_u128.checked_shl(128 - u32::from(member.len())).unwrap_or(u128::MAX)),
+        }
+    }
+    v4 >= 1 << (32 - INTERNET_V4_LEN_MAX) || v6 >= 1 << (128 - INTERNET_V6_LEN_MAX)
 }
 
 /// Longest path that is asked for, and longest name of a process.
@@ -230,7 +249,17 @@ pub struct Template {
     pub identities: BTreeSet<HostId>,
     pub enforced: Option<Enforced>,
     pub health: Option<HealthCheck>,
+    /// Whether a workload may have prefixes of more than one address.
+    pub wide_prefixes: bool,
+    /// Workloads and addresses that a host may enrol, with this template and all others together.
+    pub workloads_max: u32,
+    pub addresses_max: u32,
 }
+
+/// Workloads that a host may enrol, unless its template says otherwise.
+pub const HOST_WORKLOADS_MAX: u32 = 2_000;
+/// Addresses and prefixes of a host's workloads, unless its template says otherwise.
+pub const HOST_ADDRESSES_MAX: u32 = 4_000;
 
 impl Template {
     pub fn new(id: TemplateId, network: NetworkId) -> Self {
@@ -246,6 +275,9 @@ impl Template {
             identities: BTreeSet::new(),
             enforced: None,
             health: None,
+            wide_prefixes: false,
+            workloads_max: HOST_WORKLOADS_MAX,
+            addresses_max: HOST_ADDRESSES_MAX,
         }
     }
 }
@@ -296,6 +328,14 @@ impl Workload {
     /// Everything it may send from.
     pub fn all_addresses(&self) -> impl Iterator<Item = Prefix> + '_ {
         self.addresses.iter().chain(&self.pairs).copied()
+    }
+
+    /// Those of them that are members where the internet is none, or is one. A prefix that is the internet is left out, and where the
+    /// rest are the internet together, only single addresses are left.
+    pub fn members(&self, internet_member: bool) -> impl Iterator<Item = Prefix> + '_ {
+        let whole = move |prefix: &Prefix| internet_member || !is_internet(*prefix);
+        let in_pieces = !internet_member && are_internet(self.all_addresses().filter(whole));
+        self.all_addresses().filter(move |prefix| whole(prefix) && (!in_pieces || prefix.is_host()))
     }
 
     pub fn is_in(&self, scope: &Scope) -> bool {
@@ -429,5 +469,53 @@ impl World {
         let templates = templates.map(|s| Event::Template { revision: s.revision, template: s.value.clone() });
         let workloads = self.registry.workloads.values().map(|w| Event::Workload(w.clone()));
         groups.chain(templates).chain(workloads).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::prefix_text;
+
+    fn prefixes(list: &str) -> Vec<Prefix> {
+        list.split_whitespace().map(|text| prefix_text(text).unwrap()).collect()
+    }
+
+    /// Four quarters were members where one half was not.
+    #[test]
+    fn the_internet_in_pieces_is_the_internet() {
+        let rows = [
+            ("", false),
+            ("0.0.0.0/0", true),
+            ("128.0.0.0/1", true),
+            ("0.0.0.0/2", false),
+            ("0.0.0.0/2 64.0.0.0/2", true),
+            ("0.0.0.0/2 128.0.0.0/2", true),
+            ("0.0.0.0/2 0.0.0.0/3 32.0.0.0/3 10.0.0.0/8", false),
+            ("0.0.0.0/2 64.0.0.0/3 96.0.0.0/4 112.0.0.0/5", false),
+            ("0.0.0.0/2 64.0.0.0/3 96.0.0.0/4 112.0.0.0/5 120.0.0.0/5", true),
+            ("10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 fd00::/8", false),
+            ("2000::/3", true),
+            ("2000::/4 3000::/4", true),
+            ("2000::/4 4000::/5", false),
+            ("::/0", true),
+            ("0.0.0.0/2 2000::/4", false),
+        ];
+        for (list, internet) in rows {
+            assert_eq!(are_internet(prefixes(list)), internet, "{list}");
+        }
+    }
+
+    #[test]
+    fn of_a_workload_that_is_the_internet_in_pieces_single_addresses_are_members() {
+        let mut workload = Workload::new("w".parse().unwrap(), "h".parse().unwrap(), "n".parse().unwrap());
+        let members = |workload: &Workload, internet| workload.members(internet).map(|p| p.to_string()).collect::<Vec<_>>();
+        workload.addresses = prefixes("10.0.0.1/32 10.1.0.0/16").into_iter().collect();
+        workload.pairs = prefixes("0.0.0.0/0").into_iter().collect();
+        assert_eq!(members(&workload, false), ["10.0.0.1/32", "10.1.0.0/16"]);
+        assert_eq!(members(&workload, true).len(), 3);
+        workload.pairs = prefixes("0.0.0.0/2 64.0.0.0/2 128.0.0.0/2 192.0.0.0/2").into_iter().collect();
+        assert_eq!(members(&workload, false), ["10.0.0.1/32"]);
+        assert_eq!(members(&workload, true).len(), 6);
     }
 }

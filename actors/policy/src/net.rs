@@ -140,8 +140,13 @@ impl<T: Successor> SpanSet<T> {
     }
 
     pub fn contains(&self, value: T) -> bool {
-        let after = self.0.partition_point(|span| span.first <= value);
-        after > 0 && self.0[after - 1].contains(value)
+        self.holds(value, value)
+    }
+
+    /// Whether it has every value from the first to the last.
+    pub fn holds(&self, first: T, last: T) -> bool {
+        let after = self.0.partition_point(|span| span.first <= first);
+        after > 0 && self.0[after - 1].contains(first) && self.0[after - 1].contains(last)
     }
 }
 

@@ -6,11 +6,16 @@
 //! - protocol 0 is any protocol; 1 is icmp, 58 is icmp of IPv6.
 
 use crate::net::{AddressSet, Family, PortSet, Span, SpanSet, Successor};
-use crate::packet::{ICMP, ICMPV6, has_ports};
+use crate::packet::{DCCP, ICMP, ICMPV6, has_ports};
 use crate::rule::{Remote, Rule, Traffic};
 
 /// The lowest port a rule can name. Port 0 never appears in traffic that rules are written for, so `1-65535` means every port.
 pub const PORT_MIN: u16 = 1;
+
+/// Why ports of DCCP are refused. To a kernel that does not track them, all ports between two hosts are one connection without any: an
+/// allow by port would never match, and a deny would deny nothing.
+pub(crate) const UNTRACKED: &str =
+    "ports of dccp cannot be judged, because kernels no longer track its connections (since 6.16); leave the ports out";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Impossible {
@@ -22,6 +27,8 @@ pub enum Impossible {
     NoPort,
     #[error("protocol {0} has no ports; leave them out")]
     Portless(u8),
+    #[error("{UNTRACKED}")]
+    Untracked,
     #[error("icmpv6 exists only in IPv6; write icmp, or leave ipv4 out")]
     Icmpv6InV4,
 }
@@ -51,6 +58,7 @@ impl Rule {
             Traffic::Ports { protocol, .. } if !has_ports(protocol) => return Err(Impossible::Portless(protocol)),
             Traffic::Ports { ports, .. } if ports.is_empty() => return Err(Impossible::NoPort),
             Traffic::Ports { protocol, ports } if is_every_port(&ports) => Traffic::Protocol(protocol),
+            Traffic::Ports { protocol: DCCP, .. } => return Err(Impossible::Untracked),
             traffic => traffic,
         };
         if let Remote::Addresses(set) = self.remote {

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 pub use near::NearMiss;
 
 use crate::ids::{GroupId, NetworkId, WorkloadId};
-use crate::model::{Group, Stored, Target, Workload, World};
+use crate::model::{Group, Stored, Target, Tier, Workload, World};
 use crate::packet::{Payload, family_of};
 use crate::rule::{Action, Direction, Remote, Rule};
 
@@ -23,6 +23,16 @@ pub enum Reach {
     Binding(Target),
     /// The registry entry names the group.
     Entry,
+}
+
+impl Reach {
+    /// When the group's allows are tried.
+    pub fn tier(&self) -> Tier {
+        match self {
+            Reach::Binding(target) => target.tier(),
+            Reach::Entry => Tier::Workload,
+        }
+    }
 }
 
 impl fmt::Display for Reach {
@@ -78,7 +88,7 @@ impl fmt::Display for Judgement {
         match &self.reason {
             Reason::Rule(deciding) => {
                 let Deciding { group, revision, scope, rule, unknown_remote } = &**deciding;
-                write!(f, "group {group} (revision {revision}, {scope}) says {rule}")?;
+                write!(f, "group {group} (revision {revision}, {scope}) says {rule} (in logs: {group}/{})", rule.key())?;
                 if *unknown_remote {
                     f.write_str("; the group it names does not exist, so it denies every remote")
                 } else {
@@ -125,7 +135,7 @@ impl World {
         for stored in self.catalogue.groups.values() {
             found.extend(self.reaches(&stored.value, workload).into_iter().map(|reach| (stored, reach)));
         }
-        found.sort_by(|(a, x), (b, y)| (tier(x), &a.value.id, x).cmp(&(tier(y), &b.value.id, y)));
+        found.sort_by(|(a, x), (b, y)| (x.tier(), &a.value.id, x).cmp(&(y.tier(), &b.value.id, y)));
         found
     }
 
@@ -158,7 +168,7 @@ impl World {
             || self.registry.workloads.values().any(|workload| {
                 group.counts(workload)
                     && !self.reaches(group, workload).is_empty()
-                    && workload.all_addresses().any(|prefix| group.admits(prefix) && prefix.contains(address))
+                    && group.admitted(workload).any(|prefix| prefix.contains(address))
             })
     }
 
@@ -274,13 +284,6 @@ impl World {
         let ingress = judge(&flow.from, Direction::Egress, Direction::Ingress, flow.destination);
         let allowed = [&egress, &ingress].into_iter().flatten().all(|judgement| judgement.allowed);
         Verdict { allowed, egress, ingress }
-    }
-}
-
-fn tier(reach: &Reach) -> crate::model::Tier {
-    match reach {
-        Reach::Binding(target) => target.tier(),
-        Reach::Entry => crate::model::Tier::Workload,
     }
 }
 

@@ -74,7 +74,7 @@ pub fn documents(world: &World) -> BTreeMap<Topic, Document> {
 pub fn members(world: &World, group: &Group) -> BTreeSet<Prefix> {
     let mut members = group.members.clone();
     for workload in world.registry.workloads.values().filter(|w| group.counts(w) && !world.reaches(group, w).is_empty()) {
-        members.extend(workload.all_addresses().filter(|prefix| group.admits(*prefix)));
+        members.extend(group.admitted(workload));
     }
     members
 }

@@ -26,7 +26,13 @@ pub fn any_prefix() -> impl Strategy<Value = Prefix> {
     prop_oneof![
         4 => (0..8u32, 29..=32u8).prop_map(|(a, len)| Prefix::v4(0x0a00_0000 + a, len).unwrap()),
         2 => (0..8u128, 125..=128u8).prop_map(|(a, len)| Prefix::v6((0x2001_0db8_u128 << 96) + a, len).unwrap()),
-        1 => prop::sample::select(vec![Prefix::v4(0, 0).unwrap(), Prefix::v4(0x0a00_0000, 8).unwrap(), Prefix::v6(0, 0).unwrap()]),
+        1 => prop::sample::select(vec![
+            Prefix::v4(0, 0).unwrap(),
+            Prefix::v4(0, 2).unwrap(),
+            Prefix::v4(0x4000_0000, 2).unwrap(),
+            Prefix::v4(0x0a00_0000, 8).unwrap(),
+            Prefix::v6(0, 0).unwrap(),
+        ]),
     ]
 }
 
@@ -202,12 +208,17 @@ fn any_health() -> impl Strategy<Value = Option<HealthCheck>> {
 }
 
 pub fn any_template() -> impl Strategy<Value = Template> {
-    (any_template_id(), any_labels(), prop::collection::btree_set(any_key(), 0..2), any_enforced(), any_health()).prop_map(
-        |(id, labels, own_labels, enforced, health)| Template {
+    let own_labels = prop::collection::btree_set(any_key(), 0..2);
+    let quota = (any::<bool>(), 1..5_000u32, 1..5_000u32);
+    (any_template_id(), any_labels(), own_labels, any_enforced(), any_health(), quota).prop_map(
+        |(id, labels, own_labels, enforced, health, (wide_prefixes, workloads_max, addresses_max))| Template {
             labels,
             own_labels,
             enforced,
             health,
+            wide_prefixes,
+            workloads_max,
+            addresses_max,
             ..Template::new(id, network(0))
         },
     )

@@ -15,7 +15,7 @@ mod addresses;
 mod parse;
 mod print;
 
-pub use addresses::{address_list, address_text, prefix_list, prefix_text};
+pub use addresses::{address_list, address_text, prefix_list, prefix_text, strict_prefix_text};
 pub use parse::{FieldError, PORTS_MAX, REMOTES_MAX, RULE_TEXT_LEN_MAX, parse_rule, port_list, protocol_number};
 pub(crate) use parse::{icmp_number, shorten};
 
@@ -46,6 +46,41 @@ const PROTOCOLS: &[(&str, u8)] = &[
 
 pub fn protocol_name(number: u8) -> Option<&'static str> {
     PROTOCOLS.iter().find(|(_, n)| *n == number).map(|(name, _)| *name)
+}
+
+/// Whether a character makes a terminal or a reader show something else than what is written: control characters, escapes among them,
+/// marks that turn the direction of the text around them, and separators of lines that are none.
+pub fn is_deceptive(c: char) -> bool {
+    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
+}
+
+/// As a terminal may have it: what would do or show something else than it says is spelled out. Names come from others.
+pub fn shown(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\t' => safe.push(c),
+            c if is_deceptive(c) => safe.extend(c.escape_unicode()),
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+/// JSON that means the same, with what a terminal must not get as escapes of JSON: it stands in strings only. Blanks between values are
+/// no strings, and stay.
+pub fn shown_json(json: &str) -> String {
+    let mut safe = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '\n' => safe.push(c),
+            // All of them are in the first plane, which one such escape can name.
+            c if is_deceptive(c) => safe.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => safe.push(c),
+        }
+    }
+    safe
 }
 
 #[cfg(test)]

@@ -65,6 +65,11 @@ impl Topic {
         }
     }
 
+    /// Whether this host may read it: of hosts' own topics only its own, as the bus has it too.
+    pub fn is_readable_by(&self, host: &HostId) -> bool {
+        !matches!(self, Topic::Host(other) if other != host)
+    }
+
     pub fn parse(token: &str) -> Result<Self, InvalidTopic> {
         let unknown = || InvalidTopic::Kind(token.chars().take(80).collect());
         let (kind, rest) = token.split_once('.').ok_or_else(unknown)?;

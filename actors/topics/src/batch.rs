@@ -108,7 +108,7 @@ pub fn build(
         for (index, (topic, (edit, digest))) in whole.into_iter().enumerate() {
             let companions = match tallied {
                 true => Companions::Tallied,
-                false => Companions::Listed(hashes.iter().enumerate().filter(|(i, _)| *i != index).map(|(_, h)| *h).collect()),
+                false => Companions::Listed(others(&hashes, index)),
             };
             let tally = if let Topic::Host(host) = &topic { tallies.remove(host) } else { None };
             let position = messages.len() as u32 + 1;
@@ -134,6 +134,17 @@ pub fn build(
     }
     let lead = Lead { count: messages.len() as u32, ..lead };
     Ok(Outgoing { proposal: Some(proposal.number), change, lead, expected, messages })
+}
+
+/// All but the one at this position, each hash once.
+fn others(hashes: &[TopicHash], position: usize) -> Vec<TopicHash> {
+    let mut others = Vec::with_capacity(hashes.len());
+    for (at, hash) in hashes.iter().enumerate() {
+        if at != position && !others.contains(hash) {
+            others.push(*hash);
+        }
+    }
+    others
 }
 
 type Whole = BTreeMap<Topic, (Edit, Digest)>;

@@ -13,6 +13,8 @@ use groupcast_policy::ids::HostId;
 use groupcast_policy::needs::{Documents, Topics, needed_unordered};
 use groupcast_policy::topic::{Topic, TopicHash};
 
+use crate::hashes::TopicsByHash;
+
 /// Deltas kept per topic: a host that missed more gets the document.
 pub const HISTORY_DELTAS_MAX: usize = 16;
 /// Bytes of deltas kept per topic.
@@ -89,7 +91,7 @@ pub enum Unfit {
 #[derive(Debug, Clone, Default)]
 pub struct Replica {
     topics: Map<Topic, Kept>,
-    by_hash: Map<TopicHash, Topic>,
+    by_hash: TopicsByHash,
     cut: Cut,
     /// The term under which this life of the stream began.
     since: u64,
@@ -128,10 +130,6 @@ impl Replica {
 
     pub fn documents(&self) -> impl Iterator<Item = (&Topic, &Document)> {
         self.topics.iter().map(|(topic, kept)| (topic, &kept.document))
-    }
-
-    pub fn topic_of(&self, hash: TopicHash) -> Option<&Topic> {
-        self.by_hash.get(&hash)
     }
 
     /// An empty lead message moved the cut.
@@ -214,20 +212,28 @@ impl Replica {
         needed_unordered(host, self)
     }
 
-    /// Brings a host to this replica's cut: every topic it needs or asks for, as little as possible of each.
-    pub fn answer(&self, mut needed: Topics, ask: &Ask, chunk_bytes_max: usize) -> Vec<Vec<u8>> {
+    /// Brings a host to this replica's cut: every topic it needs, or asks for and may read, as little as possible of each.
+    ///
+    /// A request names topics by hash. One that means nothing, or a topic that the host may not read, is answered as one that was never
+    /// published. One that could mean several is not answered as such: what the host needs of them it is sent by name.
+    pub fn answer(&self, host: &HostId, mut needed: Topics, ask: &Ask, chunk_bytes_max: usize) -> Vec<Vec<u8>> {
         let mut writer = ChunkWriter::new(ask.ask, self.cut, chunk_bytes_max);
         // Revisions of an earlier life of the stream mean nothing in this one.
         let comparable = ask.term >= self.since;
         let absent = Kept::default();
+        // What was never published is found only among what is needed, which is hashed once: a host may ask for thousands.
+        let mut unpublished = TopicsByHash::default();
+        needed
+            .iter()
+            .filter(|topic| !self.topics.contains_key(*topic))
+            .for_each(|topic| unpublished.insert(topic.hash64(), topic.clone()));
         for (index, (hash, held)) in ask.held.iter().enumerate() {
-            // What was never published is found only among what is needed.
-            let topic = self.by_hash.get(hash);
-            let unpublished = || needed.iter().find(|topic| topic.hash64() == *hash).cloned();
-            let is_needed = match topic {
-                Some(topic) => needed.remove(topic),
-                None => unpublished().is_some_and(|topic| needed.remove(&topic)),
-            };
+            let mut meant = self.by_hash.of(*hash).chain(unpublished.of(*hash)).filter(|topic| topic.is_readable_by(host));
+            let topic = meant.next();
+            if meant.next().is_some() {
+                continue;
+            }
+            let is_needed = topic.is_some_and(|topic| needed.remove(topic));
             let kept = topic.and_then(|topic| self.topics.get(topic)).unwrap_or(&absent);
             let reference = TopicRef::Asked(index as u32);
             let same = *held != 0 && ask.digests.get(index).is_some_and(|digest| *digest == kept.document.digest());
@@ -275,7 +281,9 @@ impl Replica {
             return EntropyAnswer::Equal { cut: self.cut };
         }
         revisions.sort_unstable();
-        let truncated = revisions.len() > ENTROPY_TOPICS_MAX;
+        // Of topics with one hash it cannot be said which is behind: the host asks for everything.
+        let shared = revisions.windows(2).any(|pair| pair[0].0 == pair[1].0);
+        let truncated = shared || revisions.len() > ENTROPY_TOPICS_MAX;
         let revisions = if truncated { Vec::new() } else { revisions };
         EntropyAnswer::Differs { cut: self.cut, revisions, truncated }
     }

@@ -8,7 +8,9 @@ use nkeys::KeyPair;
 use serde_json::{Value, json};
 
 use super::{Authority, Error};
-use crate::accounts::{Account, REPLY_REMEMBERED, Role, permissions};
+use crate::accounts::{
+    Account, HOST_PAYLOAD_BYTES_MAX, HOST_SUBSCRIPTIONS_MAX, HOSTS_CONNECTIONS_MAX, REPLY_REMEMBERED, Role, permissions,
+};
 use crate::subjects;
 
 /// Stands in for the holder's name when the permissions of a role are made into a template; no holder can have it, because
@@ -26,6 +28,21 @@ fn sign(issuer: &KeyPair, claims: &Value) -> Result<String, Error> {
     Ok(format!("{text}.{}", BASE64URL_NOPAD.encode(&signature)))
 }
 
+/// What a token says, if this key has signed it.
+pub(super) fn verified(issuer: &KeyPair, token: &str) -> Result<Value, &'static str> {
+    let strange = "the credential is no token";
+    let (text, signature) = token.rsplit_once('.').ok_or(strange)?;
+    let signature = BASE64URL_NOPAD.decode(signature.as_bytes()).map_err(|_| strange)?;
+    issuer.verify(text.as_bytes(), &signature).map_err(|_| "the credential was signed by another")?;
+    said(token).ok_or(strange)
+}
+
+/// What a token says, whoever signed it.
+pub(super) fn said(token: &str) -> Option<Value> {
+    let body = token.split('.').nth(1)?;
+    serde_json::from_slice(&BASE64URL_NOPAD.decode(body.as_bytes()).ok()?).ok()
+}
+
 fn claims(issuer: &KeyPair, subject: &KeyPair, name: &str, issued_at: u64, nats: Value) -> Value {
     // The server wants a unique id and does not compute it; a fresh key's name is one.
     let id = HEXLOWER.encode(&KeyPair::new_user().public_key().as_bytes()[..24]);
@@ -39,8 +56,13 @@ fn with_expiry(mut claims: Value, expires_at: Option<u64>) -> Value {
     claims
 }
 
+/// What a tag begins with that says the holder's role. The server grants nothing by it, it goes by the signing key: it is for whoever holds the
+/// credential, to find a mistaken one before the bus refuses half of what it does.
+pub(crate) const ROLE_TAG: &str = "role:";
+
 /// A user under a scoped signing key: the token carries no permissions of its own, they come from the scope.
 pub(super) fn user(
+    role: Role,
     signer: &KeyPair,
     account: &KeyPair,
     user: &KeyPair,
@@ -48,7 +70,8 @@ pub(super) fn user(
     issued_at: u64,
     expires_at: Option<u64>,
 ) -> Result<String, Error> {
-    let nats = json!({ "type": "user", "version": 2, "issuer_account": account.public_key() });
+    let tags = [format!("{ROLE_TAG}{}", role.as_str())];
+    let nats = json!({ "type": "user", "version": 2, "issuer_account": account.public_key(), "tags": tags });
     sign(signer, &with_expiry(claims(signer, user, name, issued_at, nats), expires_at))
 }
 
@@ -81,8 +104,11 @@ fn limits(jetstream: bool) -> Value {
 fn own_name_template(role: Role) -> Result<Value, Error> {
     let name = HostId::new(OWN_NAME).map_err(|error| Error::Key { what: "a scope", reason: error.to_string() })?;
     let (publish, subscribe) = permissions(role, &name).render();
-    let text =
-        json!({ "pub": publish, "sub": subscribe, "subs": UNLIMITED, "data": UNLIMITED, "payload": UNLIMITED }).to_string();
+    let (subs, payload) = match role {
+        Role::Host => (i64::from(HOST_SUBSCRIPTIONS_MAX), i64::from(HOST_PAYLOAD_BYTES_MAX)),
+        _ => (UNLIMITED, UNLIMITED),
+    };
+    let text = json!({ "pub": publish, "sub": subscribe, "subs": subs, "data": UNLIMITED, "payload": payload }).to_string();
     serde_json::from_str(&text.replace(OWN_NAME, OWN_NAME_TEMPLATE))
         .map_err(|error| Error::Key { what: "a scope", reason: error.to_string() })
 }
@@ -100,6 +126,9 @@ impl Authority {
 
     pub(super) fn account_token(&self, account: Account) -> Result<String, Error> {
         let mut nats = json!({ "type": "account", "version": 2, "limits": limits(account == Account::Control) });
+        if account == Account::Hosts {
+            nats["limits"]["conn"] = json!(HOSTS_CONNECTIONS_MAX);
+        }
         let mut signing_keys = Vec::new();
         for role in Role::ALL.into_iter().filter(|role| role.account() == account) {
             let key = self.signer(role).public_key();

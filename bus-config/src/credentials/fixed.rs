@@ -6,7 +6,7 @@ use nkeys::KeyPair;
 use serde_json::{Value, json};
 
 use super::Error;
-use crate::accounts::{Account, REPLY_REMEMBERED, Role, permissions};
+use crate::accounts::{Account, HOST_PAYLOAD_BYTES_MAX, HOSTS_CONNECTIONS_MAX, REPLY_REMEMBERED, Role, permissions};
 use crate::subjects;
 
 /// A user known to the servers by its public key.
@@ -60,7 +60,7 @@ pub fn fixed_config(users: &[FixedUser]) -> String {
     let (control_users, hosts_users) = (users_of(Account::Control, users), users_of(Account::Hosts, users));
     format!(
         "accounts {{\n  {control}: {{\n    jetstream: enabled\n    users: [\n{control_users}    ]\n    exports: [\n{exports}    ]\n  }}\n  \
-         {hosts}: {{\n    users: [\n{hosts_users}    ]\n    imports: [\n{imports}    ]\n  }}\n}}\n"
+         {hosts}: {{\n    limits: {{ max_conn: {HOSTS_CONNECTIONS_MAX}, max_payload: {HOST_PAYLOAD_BYTES_MAX} }}\n    users: [\n{hosts_users}    ]\n    imports: [\n{imports}    ]\n  }}\n}}\n"
     )
 }
 
@@ -68,5 +68,6 @@ pub fn fixed_config(users: &[FixedUser]) -> String {
 /// leafnode connection. Users of the other account are left out.
 pub fn edge_config(users: &[FixedUser]) -> String {
     let hosts = Account::Hosts.name();
-    format!("accounts {{\n  {hosts}: {{\n    users: [\n{}    ]\n  }}\n}}\n", users_of(Account::Hosts, users))
+    let limits = format!("limits: {{ max_conn: {HOSTS_CONNECTIONS_MAX}, max_payload: {HOST_PAYLOAD_BYTES_MAX} }}");
+    format!("accounts {{\n  {hosts}: {{\n    {limits}\n    users: [\n{}    ]\n  }}\n}}\n", users_of(Account::Hosts, users))
 }

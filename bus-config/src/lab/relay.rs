@@ -18,7 +18,15 @@ impl Relay {
         let accepting = listener.try_clone().map_err(|error| failed("a relay", error))?;
         std::thread::spawn(move || {
             for near in accepting.incoming() {
-                let Ok(near) = near else { return };
+                let near = match near {
+                    Ok(near) => near,
+                    // Told to end, or out of files for a while: then those who wait are taken later.
+                    Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return,
+                    Err(_) => {
+                        std::thread::sleep(crate::accepting::PAUSE);
+                        continue;
+                    }
+                };
                 // The server may be away for a moment: whoever asks asks again.
                 if let Ok(far) = TcpStream::connect(to) {
                     carry(near, far);

@@ -58,11 +58,16 @@ pub struct Up {
 impl Up {
     /// Starts it with its data below the folder, and waits until it serves. Ends when the thread that called this does.
     pub fn start(binary: &Path, folder: &Path, api: SocketAddr) -> Result<Self, Error> {
+        Self::start_with(binary, folder, api, &[])
+    }
+
+    /// With more arguments.
+    pub fn start_with(binary: &Path, folder: &Path, api: SocketAddr, more: &[&str]) -> Result<Self, Error> {
         let broken = |error: std::io::Error| failed("groupcast up", error);
         std::fs::create_dir_all(folder).map_err(broken)?;
         let (out, log) = (folder.join("up.out"), folder.join("up.log"));
         let mut command = Command::new(binary);
-        command.arg("up").arg("--data").arg(folder.join("up")).args(["--api-listen", &api.to_string()]);
+        command.arg("up").arg("--data").arg(folder.join("up")).args(["--api-listen", &api.to_string()]).args(more);
         NOT_MEANT.iter().for_each(|name| _ = command.env_remove(name));
         let mut command = mortal(&command);
         command.stdin(Stdio::null()).stdout(File::create(&out).map_err(broken)?).stderr(File::create(&log).map_err(broken)?);

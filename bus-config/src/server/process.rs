@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Error, POLL, PORT_ATTEMPTS_MAX};
+use super::{Error, Lock, POLL, PORT_ATTEMPTS_MAX};
 
 /// Below the kernel's default range for outgoing connections, so that no client's socket takes a port while its server is down.
 const PORTS: std::ops::Range<u16> = 12_000..32_000;
@@ -43,16 +43,24 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts the server with its folder as working directory. `temporary` is what the guard also removes.
-    pub(super) fn spawn(binary: &Path, config: &Path, log: &Path, temporary: Option<&Path>) -> Result<Self, Error> {
+    /// Starts the server with its folder as working directory. `temporary` is what the guard also removes; the server holds the lock as
+    /// long as it lives.
+    pub(super) fn spawn(
+        binary: &Path,
+        config: &Path,
+        log: &Path,
+        temporary: Option<&Path>,
+        lock: Option<&Lock>,
+    ) -> Result<Self, Error> {
         let failed = |error: std::io::Error| Error::CannotRun { path: binary.to_owned(), reason: error.to_string() };
         let open = OpenOptions::new().create(true).append(true).open(log);
         let output = open.map_err(|source| Error::File { what: "opening", path: log.to_owned(), source })?;
+        let input = lock.map(Lock::share).transpose().map_err(failed)?.map_or_else(Stdio::null, Stdio::from);
         let mut child = Command::new(binary)
             .arg("-c")
             .arg(config)
             .current_dir(config.parent().unwrap_or(Path::new(".")))
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(output.try_clone().map_err(failed)?)
             .stderr(output)
             .spawn()

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, HeaderMap, Message};
-use groupcast_bus_config::accounts::{Account, Role};
+use groupcast_bus_config::accounts::{Account, HOST_PAYLOAD_BYTES_MAX, Role};
 use groupcast_bus_config::connect::settle;
 use groupcast_bus_config::streams::ALL;
 use groupcast_bus_config::subjects;
@@ -237,7 +237,8 @@ async fn subscribing(mode: Mode) {
     settle(&controller, DEADLINE).await.unwrap();
 
     // One of everything that goes by while hosts and controllers live; ten of what a queue group would split.
-    for subject in ["gc.w.leader", "gc.w.host.h2", "gc.w.rules.web", "gc.cat.group.web", "gc.reg.h.h2"] {
+    for subject in ["gc.w.leader", "gc.w.host.h2", "gc.w.rules.web", "gc.cat.group.web", "gc.audit.cat.group.web", "gc.reg.h.h2"]
+    {
         store(&controller, subject, "secret").await;
     }
     for (service, own) in services.iter_mut().zip(subjects::services(&name("h2"))) {
@@ -260,7 +261,7 @@ async fn subscribing(mode: Mode) {
     }
 }
 
-/// The largest payload is a rightful request of this host and nothing else; one byte more ends the attacker's connection only.
+/// The largest payload is a rightful request of this host and nothing else. [`too_large`] sends one byte more.
 async fn huge(mode: Mode) {
     let mut scene = Scene::start(mode).await;
     let (victim, _victim_events) = scene.world.client(Role::Host, "h2").await;
@@ -269,12 +270,12 @@ async fn huge(mode: Mode) {
     settle(&controller, DEADLINE).await.unwrap();
     let before = contents(&scene.admin).await;
     scene.effects().await;
-    let max = scene.attacker.server_info().max_payload;
+    let (max, of_any) = (HOST_PAYLOAD_BYTES_MAX as usize, scene.attacker.server_info().max_payload);
     for _ in 0..20 {
         scene.attacker.publish("gc.beat.h1", vec![b'x'; max].into()).await.unwrap();
         assert_eq!(next(&mut beats, "largest").await.payload.len(), max);
     }
-    assert!(scene.attacker.publish("gc.beat.h1", vec![b'x'; max + 1].into()).await.is_err(), "checked by the client library");
+    assert!(scene.attacker.publish("gc.beat.h1", vec![b'x'; of_any + 1].into()).await.is_err(), "checked by the client library");
     let effects = scene.effects().await;
     assert!(effects.is_empty(), "{effects:#?}");
     victim.publish("gc.beat.h2", "alive".into()).await.unwrap();
@@ -326,6 +327,18 @@ async fn remembering(mode: Mode) {
     }
 }
 
+/// What a host sends at once is bounded by the server, at the bound.
+async fn too_large(mode: Mode) {
+    let world = World::start(mode).await;
+    for (more, refused) in [(0, false), (1, true)] {
+        let bytes = HOST_PAYLOAD_BYTES_MAX as usize + more;
+        let mut connection = raw::Connection::open(&world, "h1").await;
+        connection.send(&format!("PUB gc.ack.h1 {bytes}\r\n"), bytes).await;
+        let said = connection.end().await;
+        assert_eq!(said.contains("Maximum Payload"), refused, "{bytes}: {said}");
+    }
+}
+
 /// Shows that the witnesses see a breach where there is one, and why controllers may not use the reply field: a service that
 /// is allowed to answers wherever the asking host says, in the hosts' account.
 async fn control_of_the_experiment(mode: Mode) {
@@ -365,5 +378,6 @@ in_both_modes! {
     a_host_hurts_nobody_with_size: huge;
     a_host_causes_nothing_with_raw_bytes: bytes;
     a_host_fills_no_memory_with_replies: remembering;
+    a_host_sends_no_message_beyond_its_limit: too_large;
     the_witnesses_would_see_it: control_of_the_experiment;
 }

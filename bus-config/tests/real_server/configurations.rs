@@ -98,7 +98,7 @@ impl Folder {
     async fn client(&self, port: u16, role: Role, user: &str, identity: &Identity) -> (async_nats::Client, Events) {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let tls = Tls { required: true, authority: Some(self.path.join("authority.pem")), certificate: None };
+            let tls = Tls { required: Some(true), authority: Some(self.path.join("authority.pem")), certificate: None };
             let options =
                 Options::new(&[format!("tls://127.0.0.1:{port}")], role, &name(user)).identity(identity.clone()).tls(tls);
             match connect(options).await {
@@ -298,7 +298,7 @@ async fn a_started_server_can_demand_certificates_of_its_clients() {
     };
     let server = server::Server::start(server::Config::plain().tls(tls)).await.unwrap();
     let options = |authority: Option<PathBuf>, certificate: Option<(PathBuf, PathBuf)>| {
-        Options::new(&[server.url()], Role::Host, &name("h1")).tls(Tls { required: true, authority, certificate })
+        Options::new(&[server.url()], Role::Host, &name("h1")).tls(Tls { required: Some(true), authority, certificate })
     };
     let pair = || Some((file("server.pem"), file("server-key.pem")));
     assert!(connect(options(None, pair())).await.is_err(), "an unknown authority was trusted");

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use groupcast_bus_config::accounts::Role;
+use groupcast_bus_config::accounts::{HOST_PAYLOAD_BYTES_MAX, HOST_SUBSCRIPTIONS_MAX, Role};
 use groupcast_bus_config::connect::{Error, Event, Events, Identity, Options, connect, settle};
 use groupcast_bus_config::credentials::{Authority, Credential, FixedUser, fixed_config};
 use groupcast_bus_config::server::{Cluster, Config, Server};
@@ -186,4 +186,41 @@ async fn a_revocation_reaches_every_node_of_a_cluster_also_one_that_was_away() {
         assert!(std::time::Instant::now() < deadline, "revoked, and still let in by the node that was away");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
+}
+
+/// The server itself holds a host to what it needs.
+#[tokio::test]
+async fn a_hosts_subscriptions_are_limited_by_the_server_and_a_controllers_messages_are_not() {
+    let mut authority = Authority::new();
+    let server = start(&authority).await;
+    let now = SystemTime::now();
+    let host = authority.mint(Role::Host, &name("h1"), None, now).unwrap();
+    let controller = authority.mint(Role::Controller, &name("c1"), None, now).unwrap();
+    let trouble = |mut events: Events, words: &'static str| async move {
+        loop {
+            match tokio::time::timeout(DEADLINE, events.next()).await {
+                Ok(Some(Event::Trouble(reason) | Event::Denied(reason))) if reason.to_lowercase().contains(words) => return,
+                Ok(Some(_)) => {}
+                other => panic!("{words}: never told: {other:?}"),
+            }
+        }
+    };
+    let follow = |client: async_nats::Client, count: u32| async move {
+        let mut followed = Vec::new();
+        for number in 0..count {
+            let topic = groupcast_policy::topic::Topic::Rules(format!("g{number}").parse().unwrap());
+            followed.push(client.subscribe(subjects::read(&topic)).await.unwrap());
+        }
+        followed
+    };
+    // All but the one with which it settles.
+    let (client, events) = try_connect(&server, &host).await.unwrap();
+    let followed = follow(client.clone(), HOST_SUBSCRIPTIONS_MAX - 1).await;
+    settle(&client, DEADLINE).await.unwrap();
+    let _more = follow(client, 5).await;
+    trouble(events, "maximum subscriptions exceeded").await;
+    drop(followed);
+    let (client, _events) = try_connect(&server, &controller).await.unwrap();
+    client.publish(subjects::ctl(&name("h1")), vec![0; HOST_PAYLOAD_BYTES_MAX as usize + 1].into()).await.unwrap();
+    settle(&client, DEADLINE).await.unwrap();
 }

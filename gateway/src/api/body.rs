@@ -15,7 +15,9 @@ use groupcast_policy::written::{Format, Node, nodes};
 use serde::de::DeserializeOwned;
 
 use super::App;
+use super::access::Caller;
 use crate::problem::Problem;
+use crate::shares::Share;
 
 /// One document: YAML is longer than what is stored.
 pub const SMALL_BYTES_MAX: usize = 2 * DOCUMENT_BYTES_MAX;
@@ -23,8 +25,21 @@ pub const SMALL_BYTES_MAX: usize = 2 * DOCUMENT_BYTES_MAX;
 pub const LARGE_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// What is read of a body that is too long, before the connection is closed on it.
 pub const DRAINED_BYTES_MAX: usize = 2 * LARGE_BYTES_MAX;
-/// How long a client may take to send it.
+/// A dry run of somebody who may only read.
+pub const PLANNED_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// What is taken from somebody who has shown no token yet, and wants to join.
+pub const STRANGER_BYTES_MAX: usize = 4 * 1024;
+/// Values in a JSON body. Each takes up to some hundred bytes of memory, and two of the text.
+pub const VALUES_MAX: usize = 2_000_000;
+/// How long a client may take to send it, and may send nothing of it.
 pub const BODY_DEADLINE: Duration = Duration::from_secs(60);
+pub const BODY_STALL_MAX: Duration = Duration::from_secs(10);
+/// How long a large body waits until there is a place for it.
+const PLACE_DEADLINE: Duration = Duration::from_secs(5);
+/// Characters of what is said to be wrong with a body.
+const WORDS_MAX: usize = 400;
+/// A body that takes long to read is read beside the thread's other requests.
+const ASIDE_BYTES: usize = 64 * 1024;
 
 pub static IDEMPOTENCY_KEY: LazyLock<HeaderName> = LazyLock::new(|| HeaderName::from_static("idempotency-key"));
 
@@ -54,43 +69,119 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
 
 /// Reads a body of at most `max` bytes. One that is longer is read to its end all the same, up to [`DRAINED_BYTES_MAX`], and thrown away:
 /// a connection that is closed while the client still sends is reset, and the client never sees why.
-pub async fn read(app: &App, body: Body, headers: &HeaderMap, max: usize) -> Result<Bytes, Problem> {
-    let said = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()).and_then(|l| l.parse::<usize>().ok());
-    let is_small = said.is_some_and(|length| length <= SMALL_BYTES_MAX) || max <= SMALL_BYTES_MAX;
-    let _permit = match is_small {
+pub async fn read(_: &App, body: Body, headers: &HeaderMap, max: usize) -> Result<Bytes, Problem> {
+    within_time(at_most(body, said(headers), max.min(SMALL_BYTES_MAX), DRAINED_BYTES_MAX)).await
+}
+
+/// Reads the body of somebody who has shown no token yet: little, and no more than that is thrown away.
+pub async fn of_stranger(body: Body, headers: &HeaderMap, max: usize) -> Result<Bytes, Problem> {
+    within_time(at_most(body, said(headers), max, 16 * max)).await
+}
+
+/// Reads a body that may be large. There are few places for these, and one of them is taken until what is returned is dropped.
+pub async fn large(
+    app: &App,
+    caller: &Caller,
+    body: Body,
+    headers: &HeaderMap,
+    max: usize,
+) -> Result<(Bytes, Option<Share>), Problem> {
+    let said = said(headers);
+    let place = match said.is_some_and(|length| length <= SMALL_BYTES_MAX) {
         true => None,
-        false => Some(app.large_bodies.acquire().await.map_err(|_| Problem::unavailable("this gateway ends"))?),
+        false => Some(place(app, caller).await?),
     };
-    match tokio::time::timeout(BODY_DEADLINE, at_most(body, said, max)).await {
-        Err(_) => Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "slow", "the body did not arrive in time: send it again")),
-        Ok(outcome) => outcome,
+    Ok((within_time(at_most(body, said, max, DRAINED_BYTES_MAX)).await?, place))
+}
+
+async fn place(app: &App, caller: &Caller) -> Result<Share, Problem> {
+    let deadline = tokio::time::Instant::now() + PLACE_DEADLINE;
+    loop {
+        match app.large_bodies.take(&caller.principal.id, caller.from) {
+            Ok(place) => return Ok(place),
+            Err(full) if tokio::time::Instant::now() >= deadline => return Err(full.problem("large bodies")),
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
     }
 }
 
-async fn at_most(body: Body, said: Option<usize>, max: usize) -> Result<Bytes, Problem> {
+/// The length that the client announces.
+fn said(headers: &HeaderMap) -> Option<usize> {
+    headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()).and_then(|l| l.parse::<usize>().ok())
+}
+
+/// Computes what takes long without holding up the thread's other requests.
+pub fn aside<T>(bytes: usize, compute: impl FnOnce() -> T) -> T {
+    if bytes <= ASIDE_BYTES { compute() } else { tokio::task::block_in_place(compute) }
+}
+
+fn slow() -> Problem {
+    Problem::new(StatusCode::REQUEST_TIMEOUT, "slow", "the body did not arrive in time: send it again")
+}
+
+async fn within_time(reading: impl Future<Output = Result<Bytes, Problem>>) -> Result<Bytes, Problem> {
+    tokio::time::timeout(BODY_DEADLINE, reading).await.unwrap_or_else(|_| Err(slow()))
+}
+
+async fn at_most(body: Body, said: Option<usize>, max: usize, drained_max: usize) -> Result<Bytes, Problem> {
     let mut parts = body.into_data_stream();
     let (mut kept, mut length) = (Vec::new(), said.filter(|said| *said > max).map_or(0, |_| max.saturating_add(1)));
-    while let Some(part) = parts.next().await {
+    while let Some(part) = tokio::time::timeout(BODY_STALL_MAX, parts.next()).await.map_err(|_| slow())? {
         let part = part.map_err(|error| Problem::bad_request(format!("the body cannot be read: {error}")))?;
         length = length.saturating_add(part.len());
         match length {
             _ if length <= max => kept.extend_from_slice(&part),
-            _ if length <= DRAINED_BYTES_MAX => kept = Vec::new(),
+            _ if length <= drained_max => kept = Vec::new(),
             _ => break,
         }
     }
     if length > max { Err(Problem::too_large(format!("the body is longer than {max} bytes: split it"))) } else { Ok(kept.into()) }
 }
 
+/// How many values a JSON text has at most: each but the first follows a comma, a colon or a bracket.
+fn values(bytes: &[u8]) -> usize {
+    let (mut count, mut in_text, mut escaped) = (1usize, false, false);
+    for byte in bytes {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            b',' | b':' | b'[' | b'{' if !in_text => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
 pub fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
-    serde_json::from_slice(bytes).map_err(|error| Problem::bad_request(format!("the body is not what this route takes: {error}")))
+    if values(bytes) > VALUES_MAX {
+        return Err(Problem::too_large(format!("the body has more than {VALUES_MAX} values: split it")));
+    }
+    serde_json::from_slice(bytes).map_err(|error| {
+        // What is wrong may be quoted, and may be as long as the body.
+        let words = error.to_string();
+        let brief: String = words.chars().take(WORDS_MAX).collect();
+        let cut = if brief.len() < words.len() { "…" } else { "" };
+        Problem::bad_request(format!("the body is not what this route takes: {brief}{cut}"))
+    })
+}
+
+/// How long a body takes to be read, in bytes of JSON. A few bytes of YAML can name a quarter of a million values.
+pub fn length(headers: &HeaderMap, bytes: &[u8]) -> usize {
+    if is_yaml(headers) { usize::MAX } else { bytes.len() }
+}
+
+fn is_yaml(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).is_some_and(|kind| kind.contains("yaml"))
 }
 
 /// The one document of a body: JSON, or YAML where the content type says so.
 pub fn document(headers: &HeaderMap, bytes: &[u8]) -> Result<Node, Problem> {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let format = if kind.contains("yaml") { Format::Yaml } else { Format::Json };
+    let format = if is_yaml(headers) { Format::Yaml } else { Format::Json };
     let text = std::str::from_utf8(bytes).map_err(|_| Problem::bad_request("the body is not UTF-8"))?;
+    if format == Format::Json && values(bytes) > VALUES_MAX {
+        return Err(Problem::too_large(format!("the body has more than {VALUES_MAX} values: split it")));
+    }
     let mut found = nodes(format, text).map_err(|problem| Problem::of_documents(vec![problem]))?;
     match (found.pop(), found.is_empty()) {
         (Some(node), true) => Ok(node),
@@ -162,6 +253,24 @@ mod tests {
         assert!(!holds(&headers(&[("if-none-match", "\"1\"")]), 42));
     }
 
+    /// 370 bytes of YAML kept a thread and all its requests for more than a second: aliases make a quarter of a million values of them.
+    #[test]
+    fn yaml_is_read_aside_however_short_it_is() {
+        let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x]\n");
+        for level in 1..8 {
+            let aliases = vec![format!("*a{}", level - 1); 8].join(", ");
+            text.push_str(&format!("a{level}: &a{level} [{aliases}]\n"));
+        }
+        assert!(text.len() <= ASIDE_BYTES / 100, "{}", text.len());
+        for kind in ["application/yaml", "application/x-yaml; charset=utf-8", "text/yaml"] {
+            let headers = headers(&[("content-type", kind)]);
+            assert!(length(&headers, text.as_bytes()) > ASIDE_BYTES, "{kind}");
+            // And it is given up before all of them are made.
+            assert!(document(&headers, text.as_bytes()).is_err(), "{kind}");
+        }
+        assert_eq!(length(&headers(&[("content-type", "application/json")]), b"{}"), 2);
+    }
+
     #[test]
     fn a_key_is_bounded() {
         assert_eq!(key(&headers(&[])), Ok(None));
@@ -169,6 +278,54 @@ mod tests {
         assert_eq!(key(&headers(&[("idempotency-key", &longest)])), Ok(Some(longest.clone())));
         assert!(key(&headers(&[("idempotency-key", &format!("{longest}k"))])).is_err());
         assert!(key(&headers(&[("idempotency-key", "")])).is_err());
+    }
+
+    #[test]
+    fn values_are_counted_before_they_are_read() {
+        for (text, count) in [("1", 1), ("[]", 2), (r#"{"a": [1, 2]}"#, 5), (r#"["a,b:[{", "\\\",,"]"#, 3)] {
+            assert_eq!(values(text.as_bytes()), count, "{text}");
+        }
+        let list = |count: usize| format!("[{}]", vec!["1"; count].join(","));
+        assert!(json::<serde_json::Value>(list(VALUES_MAX - 1).as_bytes()).is_ok());
+        assert_eq!(json::<serde_json::Value>(list(VALUES_MAX).as_bytes()).unwrap_err().status, 413);
+    }
+
+    #[tokio::test]
+    async fn of_a_stranger_little_is_taken() {
+        let body = |bytes: usize| Body::from(vec![b'x'; bytes]);
+        assert_eq!(
+            of_stranger(body(STRANGER_BYTES_MAX), &HeaderMap::new(), STRANGER_BYTES_MAX).await.unwrap().len(),
+            STRANGER_BYTES_MAX
+        );
+        assert_eq!(
+            of_stranger(body(STRANGER_BYTES_MAX + 1), &HeaderMap::new(), STRANGER_BYTES_MAX).await.unwrap_err().status,
+            413
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_stops_coming_is_not_waited_for() {
+        let begun = futures::stream::iter([Ok::<_, std::io::Error>(Bytes::from_static(b"x"))]);
+        let body = Body::from_stream(begun.chain(futures::stream::pending()));
+        let start = tokio::time::Instant::now();
+        assert_eq!(of_stranger(body, &HeaderMap::new(), STRANGER_BYTES_MAX).await.unwrap_err().status, 408);
+        assert!(start.elapsed() < BODY_DEADLINE, "as long as a whole body may take");
+    }
+
+    #[test]
+    fn an_answer_is_not_as_long_as_what_is_wrong() {
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Known {
+            #[serde(rename = "a")]
+            _a: Option<u8>,
+        }
+        assert!(json::<Known>(br#"{"a":1}"#).is_ok());
+        for body in [format!(r#"{{"{}":1}}"#, "k".repeat(100_000)), format!(r#"{{"a":"{}"}}"#, "é".repeat(100_000))] {
+            let problem = json::<Known>(body.as_bytes()).unwrap_err();
+            assert!(problem.detail.ends_with('…') && problem.detail.chars().count() < 2 * WORDS_MAX, "{}", problem.detail.len());
+        }
+        assert!(!json::<Known>(b"{").unwrap_err().detail.ends_with('…'));
     }
 
     #[test]

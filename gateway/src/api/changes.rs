@@ -16,20 +16,23 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 
-use super::access::Caller;
+use super::access::{self, Caller};
 use super::body::{self, Named, Queried};
 use super::{App, FORMAT_VERSION, Listed, Page, documents};
+use crate::basis::Basis;
 use crate::confirm;
+use crate::host_bits;
 use crate::local::Changed;
 use crate::plan::{self, Plan};
 use crate::problem::{Item, Problem, Reading, ReadingOne, Writing};
 use crate::progress::{Known, Progress, Until};
 use crate::submit::{Asked, Done, submit};
-use crate::token::Role;
 
 /// Longest time one request may wait for a change.
 pub const WAIT_MAX: Duration = Duration::from_secs(300);
 const WAIT_DEFAULT: Duration = Duration::from_secs(30);
+/// Warnings about prefixes that one answer holds.
+const WARNINGS_MAX: usize = 100;
 
 /// A document to write.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -181,37 +184,50 @@ fn writes(request: &ChangeRequest) -> Result<Vec<Write>, Problem> {
 ))]
 pub async fn post_change(State(app): State<App>, caller: Caller, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
     let key = body::key(&headers)?;
-    let bytes = body::read(&app, body, &headers, body::LARGE_BYTES_MAX).await?;
-    let request: ChangeRequest = body::json(&bytes)?;
-    let mut writes = writes(&request)?;
+    // Who may only read sends nothing but a dry run.
+    let max = if caller.principal.may_write().is_ok() { body::LARGE_BYTES_MAX } else { body::PLANNED_BYTES_MAX };
+    let (bytes, _place) = body::large(&app, &caller, body, &headers, max).await?;
+    let (request, mut writes) = body::aside(bytes.len(), || {
+        let request: ChangeRequest = body::json(&bytes)?;
+        if !request.dry_run {
+            caller.principal.may_write()?;
+        }
+        let writes = writes(&request)?;
+        Ok::<_, Problem>((request, writes))
+    })?;
+    drop(bytes);
+    let dropped = request.put.iter().flat_map(|put| host_bits::warnings(&put.document)).take(WARNINGS_MAX).collect::<Vec<_>>();
     if request.dry_run {
-        return Ok(Json(planned(&app, writes).await?).into_response());
+        let mut plan = planned(&app, &caller, writes).await?;
+        plan.warnings.extend(dropped);
+        return Ok(Json(plan).into_response());
     }
     if let Some(within) = &request.confirm {
-        writes.push(confirm::write(within, key.as_deref())?);
+        writes.push(confirm::write(within, &caller.principal, key.as_deref(), &writes)?);
     }
     let asked = Asked { reason: request.reason, key, writes, plan: request.plan, undo: false };
-    Ok(accepted(&app, &caller, asked).await?.into_response())
+    let (status, Json(mut accepted)) = accepted(&app, &caller, asked).await?;
+    accepted.warnings.extend(dropped);
+    Ok((status, Json(accepted)).into_response())
 }
 
-async fn planned(app: &App, writes: Vec<Write>) -> Result<Plan, Problem> {
-    Change { writes: writes.clone(), ..Change::default() }.encode()?;
-    let _permit = app.heavy.acquire().await.map_err(|_| Problem::unavailable("this gateway ends"))?;
-    let app = app.clone();
-    let compute = move || {
-        let local = app.followed.local();
+/// On a thread of its own, over one moment of the state: nobody waits for it but who asked.
+async fn planned(app: &App, caller: &Caller, writes: Vec<Write>) -> Result<Plan, Problem> {
+    let followed = app.followed.clone();
+    let compute = move |goes_on: &dyn Fn() -> bool| {
+        Change { writes: writes.clone(), ..Change::default() }.encode()?;
+        let basis = Basis::of(&followed.local(), &writes);
         let events: Vec<Event> = writes.iter().filter_map(Write::event).collect();
-        let wrong = groupcast_policy::check::change(local.world(), &events);
-        if wrong.is_empty() { Ok(plan::plan(&local, &writes)) } else { Err(Problem::of_documents(wrong)) }
+        let wrong = groupcast_policy::check::change(&basis.world, &events);
+        if wrong.is_empty() { Ok(plan::plan(&basis, &writes, goes_on)?) } else { Err(Problem::of_documents(wrong)) }
     };
-    let computed = tokio::task::spawn_blocking(compute).await;
-    computed.map_err(|error| Problem::unavailable(format!("the plan was not finished: {error}")))?
+    app.heavy.run(caller, compute).await
 }
 
 async fn accepted(app: &App, caller: &Caller, asked: Asked) -> Result<(StatusCode, Json<AcceptedChange>), Problem> {
     let names: Vec<(Name, bool)> =
         asked.writes.iter().map(|write| (write.name.clone(), write.body == DocumentBody::Delete)).collect();
-    let done = submit(&app.catalog, &app.followed, &caller.principal, caller.from, asked).await?;
+    let done = submit(app, caller, asked).await?;
     let Done { change, revisions, repeated, unchanged, warnings } = done;
     let documents = names
         .iter()
@@ -284,7 +300,7 @@ impl Wait {
     params(("number" = u64, Path), Wait), responses((status = 200, body = ShownChange), ReadingOne))]
 pub async fn get_change(
     State(app): State<App>,
-    _: Caller,
+    caller: Caller,
     Named(number): Named,
     Queried(wait): Queried<Wait>,
 ) -> Result<Json<ShownChange>, Problem> {
@@ -294,9 +310,11 @@ pub async fn get_change(
     let known = match wait {
         None => app.progress.ask(number).await,
         Some((until, deadline)) => {
-            let busy = |_| Problem::unavailable("too many wait already: try again");
-            let _permit = app.waiters.clone().try_acquire_owned().map_err(busy)?;
-            app.progress.wait(number, until, deadline).await
+            let _place = app.waiters.take(&caller.principal.id, caller.from).map_err(|full| full.problem("waits"))?;
+            tokio::select! {
+                known = app.progress.wait(number, until, deadline) => known,
+                () = caller.no_longer_good(app.clone()) => return Err(access::not_good()),
+            }
         }
     };
     let progress = match known {
@@ -365,12 +383,12 @@ pub async fn undo_change(
     body: Body,
 ) -> Result<Response, Problem> {
     let number = parse_number(&number)?;
+    caller.principal.may_write()?;
     let key = body::key(&headers)?;
     let bytes = body::read(&app, body, &headers, body::SMALL_BYTES_MAX).await?;
     let request: UndoRequest = if bytes.is_empty() { UndoRequest::default() } else { body::json(&bytes)? };
     let Change { reason, mut writes, .. } = app.catalog.undo(number, "", &request.reason).await?;
-    // A confirmation that was given, or ran out, is no part of what there is to restore.
-    writes.retain(|write| write.name.kind != CatalogKind::Confirm || app.followed.local().kept(&write.name).is_some());
+    confirm::never_restored(&app.followed.local(), &mut writes);
     let known = [CatalogKind::Group, CatalogKind::Template, CatalogKind::Confirm];
     if let Some(write) = writes.iter().find(|write| !known.contains(&write.name.kind)) {
         return Err(Problem::conflict(format!("change {number} wrote {}, which cannot be undone here", write.name)));
@@ -407,9 +425,7 @@ pub struct Confirmed {
     responses((status = 200, body = Confirmed), Writing))]
 pub async fn confirm_change(State(app): State<App>, caller: Caller, Named(number): Named) -> Result<Json<Confirmed>, Problem> {
     let change = parse_number(&number)?;
-    if caller.principal.role < Role::Editor {
-        return Err(Problem::forbidden("your token may only read: ask for one with role editor"));
-    }
+    caller.principal.may_write()?;
     confirm::confirm(&app, &caller, change).await?;
     Ok(Json(Confirmed { format_version: FORMAT_VERSION.to_owned(), change }))
 }

@@ -16,6 +16,7 @@ use utoipa::ToSchema;
 use super::access::Caller;
 use super::body::{self, Named, Queried};
 use super::{App, FORMAT_VERSION, Listed, Page};
+use crate::host_bits;
 use crate::local::{Kept, Local};
 use crate::problem::{Item, Problem, Reading, ReadingOne, Writing};
 use crate::submit::{Asked, Done, submit};
@@ -117,9 +118,10 @@ pub fn parse(node: &Node, index: usize) -> Result<Document, Vec<written::Problem
 }
 
 async fn put(app: &App, caller: &Caller, name: Name, headers: &HeaderMap, body: Body) -> Result<Response, Problem> {
+    caller.principal.may_write()?;
     let (expected, key) = (body::expected(headers)?, body::key(headers)?);
     let bytes = body::read(app, body, headers, body::SMALL_BYTES_MAX).await?;
-    let mut node = body::document(headers, &bytes)?;
+    let mut node = body::aside(body::length(headers, &bytes), || body::document(headers, &bytes))?;
     if let Node::Map(entries) = &mut node {
         // The path says kind and id; a document that says so too must agree.
         for (field, said) in [("kind", name.kind.as_str()), ("id", name.id())] {
@@ -129,12 +131,14 @@ async fn put(app: &App, caller: &Caller, name: Name, headers: &HeaderMap, body: 
         }
     }
     let document = parse(&node, 0).map_err(Problem::of_documents)?;
+    let dropped = host_bits::warnings(&node);
     if document.name() != name {
         let detail = format!("the document is {}, the path says {name}: make both alike", document.name());
         return Err(Problem::bad_request(detail));
     }
     let was_there = app.followed.local().kept(&name).is_some();
-    let done = write(app, caller, headers, key, Write::put(document, expected)).await?;
+    let mut done = write(app, caller, headers, key, Write::put(document, expected)).await?;
+    done.warnings.extend(dropped);
     let revision = done.revisions.first().copied().unwrap_or(done.change);
     let status = if was_there || done.repeated { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, [(header::ETAG, body::etag(revision))], Json(answer(done, Some(revision)))).into_response())
@@ -153,7 +157,7 @@ async fn write(app: &App, caller: &Caller, headers: &HeaderMap, key: Option<Stri
     let reason = headers.get(REASON).map(|value| value.to_str().map(str::to_owned)).transpose();
     let reason = reason.map_err(|_| Problem::bad_request(format!("{REASON} holds more than plain characters")))?;
     let asked = Asked { reason: reason.unwrap_or_default(), key, writes: vec![write], plan: None, undo: false };
-    submit(&app.catalog, &app.followed, &caller.principal, caller.from, asked).await
+    submit(app, caller, asked).await
 }
 
 fn answer(done: Done, revision: Option<u64>) -> WriteResult {

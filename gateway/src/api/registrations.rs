@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::sse::{Event, KeepAlive, Sse};
-use futures::Stream;
+use futures::{Stream, StreamExt};
 use groupcast_control::actors::liveness;
 use groupcast_control::document::HostEntry;
 use groupcast_policy::ids::{HostId, TemplateId};
@@ -83,6 +83,8 @@ impl Registration {
         let enrolled = entry.enrolled.clone()?;
         let workload = |(network, id): &(String, String)| {
             let held = world.registry.workloads.get(&id.parse().ok()?)?;
+            let is_it = held.host == *host && held.network.as_str() == network;
+            let held = is_it.then_some(held)?;
             Some(RegisteredWorkload {
                 network: network.clone(),
                 workload: id.clone(),
@@ -200,11 +202,11 @@ pub struct Beginning {
 ))]
 pub async fn watch_registrations(
     State(app): State<App>,
-    _: Caller,
+    caller: Caller,
     Queried(from): Queried<Beginning>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
-    let busy = |_| Problem::unavailable("too many watch already: try again").retry_after(10);
-    let permit = app.watchers.clone().try_acquire_owned().map_err(busy)?;
+    let permit = app.watchers.take(&caller.principal.id, caller.from).map_err(|full| full.problem("watches"))?;
+    let end = caller.no_longer_good(app.clone());
     // Before the first look: what moves after it is seen.
     let moves = app.followed.moves();
     let mut told = Told::default();
@@ -228,7 +230,7 @@ pub async fn watch_registrations(
             }
         },
     );
-    Ok(Sse::new(events).keep_alive(KeepAlive::default()))
+    Ok(Sse::new(events.take_until(end)).keep_alive(KeepAlive::default()))
 }
 
 /// What somebody who watches was told.

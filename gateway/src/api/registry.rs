@@ -1,9 +1,12 @@
 //! Workloads and hosts: read here, registered by agents and sources.
 
+use std::collections::BTreeMap;
+
 use axum::Json;
 use axum::extract::State;
-use groupcast_policy::ids::{HostId, WorkloadId};
-use groupcast_policy::model::Workload;
+use groupcast_policy::ids::{GroupId, HostId, WorkloadId};
+use groupcast_policy::model::{Group, Stored, Target, Workload, World};
+use groupcast_policy::oracle::Reach;
 use groupcast_policy::written::Write;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -27,7 +30,7 @@ pub struct ShownWorkload {
     pub format_version: String,
     #[schema(value_type = Object)]
     pub document: Value,
-    /// The groups it has, in the order in which they are asked; only when one workload is read.
+    /// The groups it has, in the order in which they are asked; in a list only with `groups=true`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Vec<HasGroup>>,
 }
@@ -39,11 +42,51 @@ impl ShownWorkload {
     }
 }
 
+/// Groups by where they are bound, so that a page of workloads does not ask every group for each of them.
+struct Bound<'w> {
+    world: &'w World,
+    everywhere: Vec<&'w Stored<Group>>,
+    by_place: BTreeMap<Target, Vec<&'w Stored<Group>>>,
+}
+
+impl<'w> Bound<'w> {
+    fn of(world: &'w World) -> Self {
+        let mut bound = Self { world, everywhere: Vec::new(), by_place: BTreeMap::new() };
+        for stored in world.catalogue.groups.values() {
+            for binding in &stored.value.bindings {
+                match &binding.target {
+                    Target::Global | Target::Selector(_) => bound.everywhere.push(stored),
+                    place => bound.by_place.entry(place.clone()).or_default().push(stored),
+                }
+            }
+        }
+        bound
+    }
+
+    fn groups(&self, workload: &Workload) -> Vec<HasGroup> {
+        let space = workload.space.clone().map(Target::Space);
+        let app = workload.app.clone().map(Target::App);
+        let places = [space, app, Some(Target::Workload(workload.id.clone()))].into_iter().flatten();
+        let own = workload.groups.iter().filter_map(|id| self.world.catalogue.groups.get(id));
+        let bound: Vec<_> = places.filter_map(|place| self.by_place.get(&place)).flatten().copied().collect();
+        let candidates: BTreeMap<_, _> =
+            self.everywhere.iter().copied().chain(bound).chain(own).map(|stored| (&stored.value.id, stored)).collect();
+        let mut found: Vec<(Reach, &GroupId)> = Vec::new();
+        for (id, stored) in candidates {
+            found.extend(self.world.reaches(&stored.value, workload).into_iter().map(|reach| (reach, id)));
+        }
+        found.sort_by(|(a, x), (b, y)| (a.tier(), x, a).cmp(&(b.tier(), y, b)));
+        found.into_iter().map(|(reach, id)| HasGroup { group: id.to_string(), scope: reach.to_string() }).collect()
+    }
+}
+
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct OnHost {
     /// Only those on this host.
     pub host: Option<String>,
+    /// `true`: with the groups each has, and why.
+    pub groups: Option<bool>,
 }
 
 /// Lists workloads in the order of their ids.
@@ -59,7 +102,9 @@ pub async fn list_workloads(
     let local = app.followed.local();
     let wanted = |workload: &&std::sync::Arc<Workload>| on.host.as_deref().is_none_or(|host| workload.host.as_str() == host);
     let workloads = local.world().registry.workloads.values().filter(wanted);
-    Ok(Json(Listed::new(page.cut(workloads, |w| w.id.as_str(), |w| ShownWorkload::new(w, None))?)))
+    let bound = on.groups.unwrap_or(false).then(|| Bound::of(local.world()));
+    let groups = |workload: &Workload| bound.as_ref().map(|bound| bound.groups(workload));
+    Ok(Json(Listed::new(page.cut(workloads, |w| w.id.as_str(), |w| ShownWorkload::new(w, groups(w)))?)))
 }
 
 /// Reads one workload with the groups it has, and why.
@@ -71,9 +116,7 @@ pub async fn get_workload(State(app): State<App>, _: Caller, Named(id): Named) -
     let world = local.world();
     let workload =
         world.registry.workloads.get(&id).ok_or_else(|| Problem::not_found(format!("workload {id} is not registered")))?;
-    let has = world.groups_of(workload);
-    let groups = has.iter().map(|(stored, reach)| HasGroup { group: stored.value.id.to_string(), scope: reach.to_string() });
-    Ok(Json(ShownWorkload::new(workload, Some(groups.collect()))))
+    Ok(Json(ShownWorkload::new(workload, Some(Bound::of(world).groups(workload)))))
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -121,7 +164,8 @@ impl ShownHost {
 async fn with_states(app: &App, hosts: &mut [ShownHost]) {
     let enrolled = hosts.iter().filter(|host| host.state != "placed").map(|host| host.host.clone()).collect();
     let named = hosts.iter().map(|host| host.host.clone()).collect();
-    let (mut seen, mut known) = tokio::join!(registrations::seen(app, enrolled), app.progress.hosts(named));
+    let (mut seen, known) = tokio::join!(registrations::seen(app, enrolled), app.progress.hosts(named));
+    let mut known = known.unwrap_or_default();
     for host in hosts {
         host.standing = known.remove(&host.host);
         if let Some(seen) = seen.remove(&host.host) {

@@ -10,7 +10,7 @@ use groupcast_control::source::ask::{Ask, Told};
 use groupcast_control::source::service;
 use groupcast_control::source::status::Status;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::access::Caller;
 use super::body::{Named, Queried};
@@ -44,7 +44,7 @@ pub struct ShownSource {
     pub id: String,
     /// `cloud-controller`, `neutron` or `directory`.
     pub kind: String,
-    /// `good`, `failing`, `held` or `waiting` (for its first poll).
+    /// `good`, `malformed` (all of it is read except for items that cannot be), `failing`, `held` or `waiting` (for its first poll).
     pub state: String,
     pub polling: bool,
     pub last_success: Option<String>,
@@ -61,6 +61,9 @@ pub struct ShownSource {
     pub malformed: usize,
     /// Up to 100 of them, and what is wrong.
     pub malformed_items: Vec<String>,
+    /// One of them does not say which it is: nothing is deleted until it is mended.
+    #[serde(default)]
+    pub deletions_stopped: bool,
     /// What it says and is not done because of what others say: deletions of groups that denies name, workloads whose address
     /// somebody else holds.
     #[serde(default)]
@@ -84,6 +87,7 @@ impl From<Status> for ShownSource {
             Status { held: Some(_), .. } => "held",
             Status { failures: 1.., .. } => "failing",
             Status { last_success_ms_ago: None, .. } => "waiting",
+            Status { malformed: 1.., .. } => "malformed",
             _ => "good",
         };
         let held = |held: groupcast_control::source::status::HeldBack| HeldBack {
@@ -107,6 +111,7 @@ impl From<Status> for ShownSource {
             held_back: status.held.map(held),
             malformed: status.malformed,
             malformed_items: status.malformed_named,
+            deletions_stopped: status.deletions_stopped,
             withheld: status.withheld,
             withheld_items: status.withheld_named,
             polls: status.polls,
@@ -131,7 +136,7 @@ async fn asked(app: &App, ask: Ask, within: Duration) -> Result<Told, Problem> {
     answer.map_err(|error| Problem::unavailable(if app.followed.local().is_begun() { error } else { ADVICE.to_owned() }))
 }
 
-async fn all(app: &App) -> Result<Vec<ShownSource>, Problem> {
+pub async fn all(app: &App) -> Result<Vec<ShownSource>, Problem> {
     match asked(app, Ask::List, LOOK_TIMEOUT).await? {
         Told::List { sources, .. } => Ok(sources.into_iter().map(ShownSource::from).collect()),
         _ => Err(Problem::unavailable("the controller that leads does not know sources: is it of this version?")),
@@ -165,11 +170,31 @@ fn unknown(id: &str) -> Problem {
     Problem::not_found(format!("source {id} is not configured: controllers read [[source]] in groupcast.toml"))
 }
 
-/// Reads all of a source now, whatever it says about changes; answered when what it says is compiled and published.
-#[utoipa::path(post, path = "/v1/sources/{id}/poll", tag = "changes", security(("token" = [])), params(("id" = String, Path)),
-    responses((status = 200, body = PolledSource), Writing))]
-pub async fn poll_source(State(app): State<App>, caller: Caller, Named(id): Named) -> Result<Json<PolledSource>, Problem> {
-    polled(&app, &caller, &id, Ask::Poll { id: id.clone() }).await
+/// How a source is to be read.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct PollQuery {
+    /// All of it, whatever it says about changes; `false` asks for what is new, and leaves a source alone that fails.
+    #[serde(default = "yes")]
+    #[param(default = true)]
+    full: bool,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+/// Reads a source now; answered when what it says is compiled and published.
+#[utoipa::path(post, path = "/v1/sources/{id}/poll", tag = "changes", security(("token" = [])),
+    params(("id" = String, Path), PollQuery), responses((status = 200, body = PolledSource), Writing))]
+pub async fn poll_source(
+    State(app): State<App>,
+    caller: Caller,
+    Named(id): Named,
+    Queried(PollQuery { full }): Queried<PollQuery>,
+) -> Result<Json<PolledSource>, Problem> {
+    polled(&app, &caller, &id, Ask::Poll { id: id.clone(), full }).await
 }
 
 /// Says that the deletions that were held back are meant: the source is read again, and what it says counts.
@@ -194,7 +219,8 @@ async fn polled(app: &App, caller: &Caller, id: &str, ask: Ask) -> Result<Json<P
             Ok(Json(PolledSource { format_version: FORMAT_VERSION.to_owned(), id: id.to_owned(), catalog, registry }))
         }
         Told::Held { deletions } => Err(Problem::conflict(format!(
-            "source {id} says that {deletions} of what it owns are gone: held back until a later poll agrees or you confirm it"
+            "source {id} says that {deletions} of what it owns are gone: held back until you confirm it or, unless nothing is left at all, a later \
+             poll agrees"
         ))),
         Told::NothingHeld => Err(Problem::conflict(format!("source {id} has nothing held back: there is nothing to confirm"))),
         Told::Failed { message } => Err(Problem::new(StatusCode::BAD_GATEWAY, "source", format!("source {id}: {message}"))),

@@ -17,7 +17,7 @@ use super::{App, FORMAT_VERSION, Listed, Page, documents};
 use crate::problem::{Problem, Reading, Writing};
 use crate::scope::Scope;
 use crate::submit::{self, READ_BACK_DEADLINE};
-use crate::token::{Role, Token};
+use crate::token::{self, Role, Token};
 
 /// A token without its secret.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -59,7 +59,7 @@ impl ShownToken {
 pub struct NewToken {
     pub id: String,
     pub role: Role,
-    /// Without it the role holds everywhere. Only for editors and viewers.
+    /// Without it the role holds everywhere. Only for editors: it says what they may write; everybody reads everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<Scope>,
     #[serde(default)]
@@ -100,10 +100,8 @@ pub fn make(new: &NewToken, now: SystemTime) -> Result<(Token, String), Problem>
         if !wrong.is_empty() {
             return Err(Problem::of_documents(wrong));
         }
-        if new.role == Role::Admin {
-            return Err(Problem::bad_request(
-                "an administrator has no scope: choose role editor or viewer, or leave the scope out",
-            ));
+        if let Some(why) = token::no_scope(new.role) {
+            return Err(Problem::bad_request(why));
         }
     }
     Token::new(&new.id, new.role, new.scope.clone(), &new.description, life, now)

@@ -40,20 +40,33 @@ impl io::Write for Bounded {
     }
 }
 
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct What {
+    /// `false` leaves out what AUDIT remembers: who wrote which version of a document.
+    pub audit: Option<bool>,
+}
+
 /// Everything that is not derived, one JSON object a line. Tokens are in it as hashes.
-#[utoipa::path(get, path = "/v1/export", tag = "administration", security(("token" = [])), responses(
+#[utoipa::path(get, path = "/v1/export", tag = "administration", security(("token" = [])), params(What), responses(
     (status = 200, description = "The export", body = String, content_type = "application/jsonl"),
     (status = 403, body = Problem, content_type = "application/problem+json"),
     (status = 413, body = Problem, content_type = "application/problem+json"), Reading,
 ))]
-pub async fn export(State(app): State<App>, _: Administrator) -> Result<Response, Problem> {
-    let _permit = app.heavy.acquire().await.map_err(|_| Problem::unavailable("this gateway ends"))?;
+pub async fn export(
+    State(app): State<App>,
+    Administrator(caller): Administrator,
+    Queried(what): Queried<What>,
+) -> Result<Response, Problem> {
+    let _place = app.heavy.place(&caller).await?;
     let mut out = Bounded(Vec::new());
-    match file::export(app.client.clone(), &mut out).await {
+    match file::export(app.client.clone(), &mut out, what.audit.unwrap_or(true)).await {
         Ok(_) => Ok(([(header::CONTENT_TYPE, "application/jsonl")], out.0).into_response()),
         Err(file::Error::Io(_)) => {
-            let detail =
-                format!("the export is larger than {EXPORT_BYTES_MAX} bytes: make it on the bus (`groupcast export --server …`)");
+            let detail = format!(
+                "the export is larger than {EXPORT_BYTES_MAX} bytes: leave out the audit (`--no-audit`), or make it on the bus \
+                 (`groupcast export --server …`)"
+            );
             Err(Problem::too_large(detail))
         }
         Err(error) => Err(Problem::unavailable(error.to_string())),
@@ -77,7 +90,7 @@ pub struct Imported {
     pub documents: usize,
     /// Tokens, and documents of sources: an import through a gateway leaves them out.
     pub left_out: usize,
-    /// Entries of the registry: only `groupcast import --server` restores them.
+    /// Entries of the registry and former versions of documents: only `groupcast import --server` restores them.
     pub entries_left_out: usize,
     /// What could not be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -96,16 +109,17 @@ pub async fn import(
     headers: HeaderMap,
     body: Body,
 ) -> Result<(StatusCode, Json<Imported>), Problem> {
-    let bytes = body::read(&app, body, &headers, body::LARGE_BYTES_MAX).await?;
-    let _permit = app.heavy.acquire().await.map_err(|_| Problem::unavailable("this gateway ends"))?;
-    let parsed = file::read(bytes.as_ref()).map_err(|error| Problem::bad_request(error.to_string()))?;
+    let (bytes, _body) = body::large(&app, &caller, body, &headers, body::LARGE_BYTES_MAX).await?;
+    let _place = app.heavy.place(&caller).await?;
+    let parsed =
+        body::aside(bytes.len(), || file::read(bytes.as_ref())).map_err(|error| Problem::bad_request(error.to_string()))?;
     let (ours, others): (Vec<Document>, Vec<Document>) = parsed.documents.into_iter().partition(is_written_here);
     let expected = if how.replace { Expected::Any } else { Expected::Absent };
     let mut changes = Vec::new();
     for documents in ours.chunks(CHANGE_DOCUMENTS_MAX) {
         let writes = documents.iter().map(|document| Write::put(document.clone(), expected)).collect();
         let asked = Asked { reason: "restored from an export".to_owned(), key: None, writes, plan: None, undo: false };
-        changes.push(submit(&app.catalog, &app.followed, &caller.principal, caller.from, asked).await?.change);
+        changes.push(submit(&app, &caller, asked).await?.change);
     }
     Ok((
         StatusCode::CREATED,
@@ -114,7 +128,7 @@ pub async fn import(
             changes,
             documents: ours.len(),
             left_out: others.len(),
-            entries_left_out: parsed.entries.len(),
+            entries_left_out: parsed.entries.len() + parsed.audited.len(),
             refused: parsed.refused.into_iter().map(|detail| Item { detail, ..Item::default() }).collect(),
         }),
     ))

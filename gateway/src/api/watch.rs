@@ -31,7 +31,8 @@ pub struct Which {
     pub change: Option<u64>,
 }
 
-/// One event: a change that was written (`change`), how far one is (`progress`), or the end for a slow reader (`cut`).
+/// One event: a change that was written (`change`), how far one is (`progress`), changes that cannot be told any more (`gap`), or the end
+/// for a slow reader (`cut`).
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 #[allow(dead_code, reason = "it stands in the OpenAPI document only")]
@@ -45,20 +46,20 @@ fn change_event(changed: &Changed) -> Event {
     Event::default().event("change").id(changed.number.to_string()).data(data)
 }
 
-/// Every change as it is written, and how far changes are. With `Last-Event-ID` (a change's number) begins after that one.
+/// Every change as it is written, and how far changes are. With `Last-Event-ID` (a change's number) begins after that one; what this gateway
+/// does not remember any more is said to be missing by the event `gap`.
 #[utoipa::path(get, path = "/v1/watch", tag = "reading", security(("token" = [])),
     params(Which, ("Last-Event-ID" = Option<u64>, Header)), responses(
-    (status = 200, description = "Server-sent events: change, progress, cut", body = Happened, content_type = "text/event-stream"),
+    (status = 200, description = "Server-sent events: change, progress, gap, cut", body = Happened, content_type = "text/event-stream"),
     Reading,
 ))]
 pub async fn watch(
     State(app): State<App>,
-    _: Caller,
+    caller: Caller,
     headers: HeaderMap,
     Queried(which): Queried<Which>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
-    let busy = |_| Problem::unavailable("too many watch already: try again").retry_after(10);
-    let permit = app.watchers.clone().try_acquire_owned().map_err(busy)?;
+    let permit = app.watchers.take(&caller.principal.id, caller.from).map_err(|full| full.problem("watches"))?;
     let last = match headers.get("last-event-id") {
         None => None,
         Some(value) => {
@@ -68,11 +69,22 @@ pub async fn watch(
     };
     let (mut changes, mut moves) = (app.followed.changes(), app.progress.moves());
     let wanted = move |number: u64| which.change.is_none_or(|change| change == number);
-    let missed: Vec<Arc<Changed>> = match last {
-        None => Vec::new(),
-        Some(last) => app.followed.local().changes().filter(|changed| changed.number > last).cloned().collect(),
+    let mut shown = 0;
+    let (missed, gap): (Vec<Arc<Changed>>, Option<Event>) = match last {
+        None => (Vec::new(), None),
+        Some(last) => {
+            let local = app.followed.local();
+            let (end, _) = local.through();
+            // A number that this bus has not reached is that of one that was lost: all of this one is new.
+            let after = if last > end { 0 } else { last };
+            let missed: Vec<Arc<Changed>> = local.changes().filter(|changed| changed.number > after).cloned().collect();
+            let gap =
+                (!local.remembers_after(last)).then(|| gap_event(last, missed.first().map(|changed| changed.number), last > end));
+            shown = after;
+            (missed, gap)
+        }
     };
-    let shown = missed.last().map_or(last.unwrap_or(0), |changed| changed.number);
+    let shown = missed.last().map_or(shown, |changed| changed.number);
     let past: Vec<Event> = missed.iter().filter(|changed| wanted(changed.number)).map(|changed| change_event(changed)).collect();
     let known = match which.change {
         None => None,
@@ -109,12 +121,22 @@ pub async fn watch(
             }
         }
     });
-    let all = stream::iter(past.into_iter().chain(known)).chain(live).map(Ok);
+    let all = stream::iter(gap.into_iter().chain(past).chain(known)).chain(live).map(Ok);
+    let all = all.take_until(caller.no_longer_good(app));
     Ok(Sse::new(all).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 
 fn progress_event(progress: &Progress) -> Event {
     Event::default().event("progress").data(serde_json::to_string(progress).unwrap_or_default())
+}
+
+fn gap_event(after: u64, before: Option<u64>, another_bus: bool) -> Event {
+    metrics::counter!("groupcast_watchers_gaps_total").increment(1);
+    let detail = match another_bus {
+        true => "the bus was restored and has not reached this number: read everything anew",
+        false => "this gateway does not remember all changes after this number: read everything anew, or see /v1/audit",
+    };
+    Event::default().event("gap").data(json!({ "after": after, "before": before, "detail": detail }).to_string())
 }
 
 fn cut_event(missed: u64) -> Event {

@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use groupcast_policy::written::{Format as Text, Node, nodes};
@@ -125,11 +125,11 @@ pub async fn apply(connection: &Connection, options: ApplyOptions) -> Result {
     if let Some(within) = options.confirm {
         body["confirm"] = format!("{}ms", within.as_millis()).into();
     }
-    let api = connection.api()?;
-    let call = Call::new(Method::POST, "/v1/changes").json(&body).key(random_key());
+    let (api, deadline) = (connection.api()?, options.wait.deadline());
+    let call = Call::new(Method::POST, "/v1/changes").json(&body).key(random_key()).until(deadline);
     let accepted: AcceptedChange = api.fetch(&call).await?;
     told(&accepted);
-    let finished = finish(&api, connection, accepted.change, accepted.unchanged, &options.wait).await;
+    let finished = finish(&api, connection, accepted.change, &options.wait, deadline).await;
     match options.confirm {
         Some(within) if !accepted.unchanged => confirmed(&api, accepted.change, within).await.and(finished),
         _ => finished,
@@ -188,10 +188,11 @@ fn told(accepted: &AcceptedChange) {
 }
 
 /// Prints the change's number, and waits for it if that was asked.
-async fn finish(api: &Api, connection: &Connection, change: u64, unchanged: bool, wait: &WaitOptions) -> Result {
+async fn finish(api: &Api, connection: &Connection, change: u64, wait: &WaitOptions, deadline: Option<Instant>) -> Result {
     output::print(&format!("{change}\n"))?;
-    if wait.wait && !unchanged {
-        return wait_for(api, connection, change, wait.timeout).await;
+    // What was written before may not be in force yet. Zero is the number of what was never written.
+    if wait.wait && change > 0 {
+        return wait_for(api, connection, change, deadline).await;
     }
     Ok(())
 }
@@ -223,12 +224,12 @@ pub struct DeleteOptions {
 }
 
 pub async fn delete(connection: &Connection, options: DeleteOptions) -> Result {
-    let api = connection.api()?;
+    let (api, deadline) = (connection.api()?, options.wait.deadline());
     let path = format!("/v1/{}/{}", options.kind.path(), escaped(&options.id));
-    let call = Call::new(Method::DELETE, path).key(random_key()).reason(&options.reason);
+    let call = Call::new(Method::DELETE, path).key(random_key()).reason(&options.reason).until(deadline);
     let written: WriteResult = api.fetch(&call).await?;
     output::say(&format!("change {} written: {} deleted", written.change, options.id));
-    finish(&api, connection, written.change, false, &options.wait).await
+    finish(&api, connection, written.change, &options.wait, deadline).await
 }
 
 #[derive(Debug, Clone, Args)]
@@ -243,9 +244,9 @@ pub struct UndoOptions {
 }
 
 pub async fn undo(connection: &Connection, options: UndoOptions) -> Result {
-    let api = connection.api()?;
+    let (api, deadline) = (connection.api()?, options.wait.deadline());
     let call = Call::new(Method::POST, format!("/v1/changes/{}/undo", options.change));
-    let call = call.json(&json!({ "reason": options.reason })).key(random_key());
+    let call = call.json(&json!({ "reason": options.reason })).key(random_key()).until(deadline);
     let accepted: AcceptedChange = api.fetch(&call).await.map_err(|failure| match failure.code {
         Code::Conflict => {
             Failure { hint: Some("take back what came later first, or write what you want instead".to_owned()), ..failure }
@@ -253,5 +254,5 @@ pub async fn undo(connection: &Connection, options: UndoOptions) -> Result {
         _ => failure,
     })?;
     told(&accepted);
-    finish(&api, connection, accepted.change, accepted.unchanged, &options.wait).await
+    finish(&api, connection, accepted.change, &options.wait, deadline).await
 }

@@ -1,31 +1,38 @@
-//! Talks to a gateway. A request that is harmless to repeat is repeated, at the next gateway if there is one.
+//! Talks to a gateway. A request that is harmless to repeat is repeated, at the next gateway if there is one; any request is, if nothing was
+//! done about it: the gateway was not reached, or it still reads the streams. That is said, so that whoever waits knows for what.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Certificate, Client, Method, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio_rustls::rustls::crypto::ring;
 
 use super::context::Context;
-use super::{Code, Failure, Result};
-use crate::problem::Problem;
+use super::{Code, Failure, Result, output};
+use crate::problem::{Problem, STILL_READING};
 
 /// How long one gateway has to take a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long one answer may take beyond what was asked to wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Attempts, over all gateways.
+/// Attempts, over all gateways; one at each if there are more.
 pub const ATTEMPTS_MAX: usize = 4;
+/// How long a gateway is waited for that still reads, unless the caller says how long.
+const READING_WITHIN: Duration = Duration::from_secs(30);
 /// Longest event that is read.
 const EVENT_BYTES_MAX: usize = 16 << 20;
-/// Pause before the second attempt; it doubles.
+/// Pause before the second attempt; it doubles up to the other.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
 
 pub struct Api {
     http: Client,
     gateways: Vec<String>,
+    /// The one that answered last is asked first: one that vanished costs a command its time-out only once.
+    first: AtomicUsize,
 }
 
 /// A request to a gateway.
@@ -37,11 +44,14 @@ pub struct Call {
     key: Option<String>,
     reason: Option<String>,
     waits: Duration,
+    deadline: Option<Instant>,
+    impatient: bool,
 }
 
 impl Call {
     pub fn new(method: Method, path: impl Into<String>) -> Self {
-        Self { method, path: path.into(), body: None, key: None, reason: None, waits: Duration::ZERO }
+        let (waits, path) = (Duration::ZERO, path.into());
+        Self { method, path, body: None, key: None, reason: None, waits, deadline: None, impatient: false }
     }
 
     pub fn get(path: impl Into<String>) -> Self {
@@ -75,9 +85,41 @@ impl Call {
         self
     }
 
-    fn is_repeatable(&self) -> bool {
-        self.method == Method::GET || self.key.is_some()
+    /// Nothing is tried after this, and no answer is waited for.
+    pub fn until(mut self, deadline: Option<Instant>) -> Self {
+        self.deadline = deadline;
+        self
     }
+
+    /// A gateway that still reads is not waited for: that is what is asked.
+    pub fn at_once(mut self) -> Self {
+        self.impatient = true;
+        self
+    }
+
+    /// Time that is left.
+    fn left(&self) -> Duration {
+        self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether twice is as good as once. What is put says the whole of what is to be, without a condition; a second time finds it there.
+    fn is_repeatable(&self) -> bool {
+        [Method::GET, Method::PUT].contains(&self.method) || self.key.is_some()
+    }
+}
+
+/// What may be done about an attempt that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Again {
+    No,
+    /// If twice is as good as once.
+    Repeatable,
+    /// The same, for as long as the caller has set.
+    Waits,
+    /// Nothing was done about it: another gateway may be asked.
+    Untouched,
+    /// The same: the gateway still reads.
+    Reading,
 }
 
 /// A key that nobody else has.
@@ -115,7 +157,7 @@ impl Api {
         }
         let http = builder.build().map_err(|error| Failure::failed(format!("cannot make an HTTP client: {error}")))?;
         let gateways = context.gateways.iter().map(|url| url.trim_end_matches('/').to_owned()).collect();
-        Ok(Self { http, gateways })
+        Ok(Self { http, gateways, first: AtomicUsize::new(0) })
     }
 
     pub fn gateways(&self) -> &[String] {
@@ -123,7 +165,7 @@ impl Api {
     }
 
     async fn attempt(&self, gateway: &str, call: &Call) -> std::result::Result<Response, reqwest::Error> {
-        let timeout = ANSWER_TIMEOUT + call.waits;
+        let timeout = (ANSWER_TIMEOUT + call.waits).min(call.left());
         let mut request = self.http.request(call.method.clone(), format!("{gateway}{}", call.path)).timeout(timeout);
         if let Some((body, kind)) = &call.body {
             request = request.header(CONTENT_TYPE, *kind).body(body.clone());
@@ -139,37 +181,67 @@ impl Api {
 
     /// Sends it; an answer that is no success becomes a failure.
     pub async fn send(&self, call: &Call) -> Result<String> {
-        let mut pause = RETRY_PAUSE;
+        let count = self.gateways.len();
+        let (first, begun) = (self.first.load(Ordering::Relaxed), Instant::now());
+        let (mut pause, mut said) = (RETRY_PAUSE, Vec::new());
         let mut last = Failure::failed("no gateway is named");
-        for attempt in 0..ATTEMPTS_MAX {
-            let gateway = match self.gateways.get(attempt % self.gateways.len().max(1)) {
-                Some(gateway) => gateway,
-                None => break,
-            };
-            let (failure, again) = match self.attempt(gateway, call).await {
-                Ok(response) => {
-                    let status = response.status();
-                    match (status.is_success(), response.text().await) {
-                        (true, Ok(text)) => return Ok(text),
-                        (false, Ok(text)) => {
-                            let again = [StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT].contains(&status);
-                            (refused(status, &text), again)
-                        }
-                        (_, Err(error)) => (unreachable(gateway, &error), true),
-                    }
-                }
-                Err(error) => (unreachable(gateway, &error), true),
-            };
-            last = failure;
-            if !again || !call.is_repeatable() {
+        for attempt in 0.. {
+            let at = (first + attempt) % count.max(1);
+            let Some(gateway) = self.gateways.get(at) else { break };
+            if call.left().is_zero() {
                 break;
             }
-            if attempt + 1 < ATTEMPTS_MAX {
-                tokio::time::sleep(pause).await;
-                pause *= 2;
+            let (failure, again) = match self.answered(gateway, call).await {
+                Ok(text) => {
+                    self.first.store(at, Ordering::Relaxed);
+                    return Ok(text);
+                }
+                Err(refused) => refused,
+            };
+            last = failure;
+            let attempts_max = ATTEMPTS_MAX.max(count);
+            let tries = attempt + 1 < attempts_max;
+            let goes_on = match again {
+                Again::No => false,
+                Again::Repeatable => call.is_repeatable() && tries,
+                Again::Waits => call.is_repeatable() && (call.deadline.is_some() || tries),
+                Again::Untouched => tries,
+                Again::Reading if call.impatient => attempt + 1 < count,
+                Again::Reading => call.deadline.is_some() || begun.elapsed() < READING_WITHIN,
+            };
+            if !goes_on {
+                break;
             }
+            if matches!(again, Again::Untouched | Again::Reading) && !said.contains(&at) {
+                said.push(at);
+                output::say(&format!("{}; trying again{}", last.message, if count > 1 { ", at the next gateway" } else { "" }));
+            }
+            tokio::time::sleep(pause.min(call.left())).await;
+            pause = (pause * 2).min(RETRY_PAUSE_MAX);
+        }
+        if call.left().is_zero() {
+            last = late(call, last);
         }
         Err(last)
+    }
+
+    /// The answer of one gateway, or what to do without it.
+    async fn answered(&self, gateway: &str, call: &Call) -> std::result::Result<String, (Failure, Again)> {
+        let lost = |error: reqwest::Error| {
+            let again = if error.is_connect() { Again::Untouched } else { Again::Repeatable };
+            (unreachable(gateway, &error), again)
+        };
+        let response = self.attempt(gateway, call).await.map_err(lost)?;
+        let (status, when) = (response.status(), response.headers().contains_key(RETRY_AFTER));
+        let text = response.text().await.map_err(lost)?;
+        match status {
+            status if status.is_success() => Ok(text),
+            StatusCode::SERVICE_UNAVAILABLE if is_reading(&text) => Err((refused(status, &text), Again::Reading)),
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
+                Err((refused(status, &text), if when { Again::Waits } else { Again::Repeatable }))
+            }
+            status => Err((refused(status, &text), Again::No)),
+        }
     }
 
     pub async fn fetch<T: DeserializeOwned>(&self, call: &Call) -> Result<T> {
@@ -180,24 +252,37 @@ impl Api {
         })
     }
 
-    /// Opens a stream of events.
+    /// Opens a stream of events, at the first gateway that has one; those that still read are waited for.
     pub async fn events(&self, path: &str) -> Result<Events> {
-        let mut last = Failure::failed("no gateway is named");
-        for gateway in &self.gateways {
-            match self.http.get(format!("{gateway}{path}")).header(ACCEPT, "text/event-stream").send().await {
-                Ok(response) if response.status().is_success() => return Ok(Events { response, text: Vec::new() }),
-                Ok(response) => {
-                    let status = response.status();
-                    last = refused(status, &response.text().await.unwrap_or_default());
+        let begun = Instant::now();
+        let mut said = false;
+        loop {
+            let (mut last, mut reading) = (Failure::failed("no gateway is named"), false);
+            for gateway in &self.gateways {
+                match self.http.get(format!("{gateway}{path}")).header(ACCEPT, "text/event-stream").send().await {
+                    Ok(response) if response.status().is_success() => return Ok(Events { response, text: Vec::new() }),
+                    Ok(response) => {
+                        let status = response.status();
+                        let text = response.text().await.unwrap_or_default();
+                        reading |= is_reading(&text);
+                        last = refused(status, &text);
+                    }
+                    Err(error) => last = unreachable(gateway, &error),
                 }
-                Err(error) => last = unreachable(gateway, &error),
             }
+            if !reading || begun.elapsed() >= READING_WITHIN {
+                return Err(last);
+            }
+            if !std::mem::replace(&mut said, true) {
+                output::say(&format!("{}; trying again", last.message));
+            }
+            tokio::time::sleep(RETRY_PAUSE_MAX / 2).await;
         }
-        Err(last)
     }
 
     /// All items of a list, page by page, at most `limit`.
-    pub async fn list(&self, path: &str, limit: usize) -> Result<Vec<Value>> {
+    pub async fn list(&self, path: &str, limit: Option<usize>) -> Result<Items> {
+        let limit = limit.unwrap_or(usize::MAX);
         let mut items: Vec<Value> = Vec::new();
         let mut after = String::new();
         loop {
@@ -208,10 +293,17 @@ impl Api {
             let cursor = if path.starts_with("/v1/changes") { "before" } else { "after" };
             match listed["next"].as_str() {
                 Some(next) if items.len() < limit => after = format!("&{cursor}={}", escaped(next)),
-                _ => return Ok(items),
+                next => return Ok(Items { items, is_cut: next.is_some() }),
             }
         }
     }
+}
+
+/// What a list holds.
+pub struct Items {
+    pub items: Vec<Value>,
+    /// There are more.
+    pub is_cut: bool,
 }
 
 /// Events as a gateway sends them.
@@ -250,6 +342,24 @@ fn event(block: &str) -> Option<(String, Value)> {
     Some((field("event").unwrap_or_else(|| "message".to_owned()), data))
 }
 
+/// What to do when a gateway answers that it cannot.
+pub const LOOK: &str = "`groupcast doctor` looks at what is wrong";
+
+/// The time is up: of what only reads that is all there is to say, of what writes that nobody knows.
+fn late(call: &Call, last: Failure) -> Failure {
+    let message = format!("no answer in time: {}", last.message);
+    let hint = match call.method == Method::GET {
+        true => last.hint.unwrap_or_else(|| LOOK.to_owned()),
+        false => "whether it was written is not known: see `groupcast get changes` before you try again".to_owned(),
+    };
+    Failure { code: Code::TimedOut, message, details: last.details, hint: Some(hint) }
+}
+
+/// Whether the gateway says that it has not read the streams, and so has done nothing.
+fn is_reading(text: &str) -> bool {
+    serde_json::from_str::<Problem>(text).is_ok_and(|problem| problem.kind.rsplit(':').next() == Some(STILL_READING))
+}
+
 fn unreachable(gateway: &str, error: &reqwest::Error) -> Failure {
     let mut reason = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -286,7 +396,7 @@ pub fn refused(status: StatusCode, text: &str) -> Failure {
         Some("unauthorized") => Some("an administrator makes a new token with `groupcast token add`"),
         Some("forbidden") => Some("`groupcast token list` shows roles and scopes to administrators"),
         Some("rate") => Some("check the token, and wait a minute"),
-        Some("unavailable") => Some("`groupcast doctor` looks at what is wrong"),
+        Some("unavailable" | STILL_READING) => Some(LOOK),
         _ => None,
     };
     let details: Vec<String> = problem.errors.iter().map(shown).collect();

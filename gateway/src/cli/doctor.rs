@@ -5,21 +5,22 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use groupcast_bus_config::{connect, streams};
-use groupcast_control::begin::ADVICE;
+use groupcast_bus_config::accounts::Role;
+use groupcast_bus_config::{alive, connect, streams};
 use groupcast_control::log::Log;
+use groupcast_control::terms::{self, BadTerm, Reserved};
 
-use super::client::Call;
+use super::client::{Call, LOOK};
 use super::context::Connection;
 use super::output::{self, Paint};
 use super::{Code, Failure, Result};
 use crate::api::access::WhoAmI;
-use crate::api::health::Status;
-use crate::bus::BusOptions;
+use crate::api::health::{Found, Status};
+use crate::bus::{BusArguments, BusOptions};
+use crate::checks::{Finding, Grade, bad, clock, good, unknown};
 use crate::gateway::bus_options;
+use crate::stores;
 
-/// Clocks further apart than this make expiry and times in records misleading.
-const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(5);
 /// How long the bus has to answer.
 const BUS_DEADLINE: Duration = Duration::from_secs(5);
 /// The oldest kernel that agents enforce on, and the first whose tables survive their owner.
@@ -32,36 +33,31 @@ pub struct Options {
     #[arg(long)]
     on_bus: bool,
     #[command(flatten)]
-    bus: BusOptions,
-}
-
-/// One thing that was looked at.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    pub what: String,
-    pub found: String,
-    /// What to do; nothing when all is well.
-    pub advice: Option<String>,
-}
-
-fn good(what: &str, found: impl Into<String>) -> Finding {
-    Finding { what: what.to_owned(), found: found.into(), advice: None }
-}
-
-fn bad(what: &str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
-    Finding { what: what.to_owned(), found: found.into(), advice: Some(advice.into()) }
+    bus: BusArguments,
 }
 
 pub async fn doctor(connection: &Connection, options: Options) -> Result {
     let mut findings = gateway(connection).await;
+    let resolved = options.bus.resolved(Role::Gateway).map_err(anyhow::Error::from)?;
     if options.on_bus {
-        findings.extend(bus(&options.bus).await);
+        findings.extend(bus(&resolved).await);
+    }
+    if let Some(urls) = &resolved.monitor {
+        // What could not be seen from the gateway is seen from here.
+        findings.retain(|finding| finding.grade != Grade::Unknown || finding.what != "flushing");
+        findings.extend(stores::monitored(urls).await);
     }
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     findings.push(kernel(release.trim()));
     output::print(&shown(&findings, connection.color.stdout()))?;
-    match findings.iter().filter(|finding| finding.advice.is_some()).count() {
-        0 => Ok(()),
+    let unknown = findings.iter().filter(|finding| finding.grade == Grade::Unknown).count();
+    match findings.iter().filter(|finding| finding.grade == Grade::Bad).count() {
+        0 => {
+            if unknown > 0 {
+                output::say(&format!("nothing bad was found, but {unknown} of {} things are not known", findings.len()));
+            }
+            Ok(())
+        }
         1 => Err(Failure::new(Code::Failure, "1 thing needs attention")),
         count => Err(Failure::new(Code::Failure, format!("{count} things need attention"))),
     }
@@ -69,10 +65,15 @@ pub async fn doctor(connection: &Connection, options: Options) -> Result {
 
 pub fn shown(findings: &[Finding], paint: Paint) -> String {
     let mut text = String::new();
-    for Finding { what, found, advice } in findings {
-        match advice {
-            None => text += &format!("{} {what}: {found}\n", paint.green("ok  ")),
-            Some(advice) => text += &format!("{} {what}: {found}\n       -> {advice}\n", paint.red("BAD ")),
+    for Finding { what, grade, found, advice } in findings {
+        let mark = match grade {
+            Grade::Good => paint.green("ok  "),
+            Grade::Bad => paint.red("BAD "),
+            Grade::Unknown => paint.yellow("??  "),
+        };
+        text += &format!("{mark} {what}: {found}\n");
+        if !advice.is_empty() {
+            text += &format!("       -> {advice}\n");
         }
     }
     text
@@ -93,11 +94,17 @@ async fn gateway(connection: &Connection) -> Vec<Finding> {
         }
     };
     let named = api.gateways().join(", ");
-    match api.send(&Call::get("/readyz")).await {
+    match api.send(&Call::get("/readyz").at_once()).await {
         Ok(_) => findings.push(good("gateway", format!("{named} is ready"))),
         Err(failure) => {
-            let advice = failure.hint.unwrap_or_else(|| "look at its log".to_owned());
+            // The usual advice is what is being done here.
+            let advice = failure.hint.filter(|hint| hint != LOOK).unwrap_or_else(|| "look at its log".to_owned());
             findings.push(bad("gateway", failure.message, advice));
+            // One that is not ready can still say what it lacks, and what mends that.
+            match api.fetch::<Found>(&Call::get("/v1/checks").at_once()).await {
+                Ok(looked) => findings.extend(looked.findings),
+                Err(_) => findings.push(unknown("leader, hosts, sources, clocks", "the gateway is not ready")),
+            }
             return findings;
         }
     }
@@ -117,15 +124,6 @@ async fn gateway(connection: &Connection) -> Vec<Finding> {
             );
             findings.push(good("state", counts));
             findings.push(version(&status.server_version));
-            findings.push(match status.controller {
-                true => good("controller", "at least one listens"),
-                false => {
-                    bad("controller", "none listens: nothing is published", "start `groupcast controller`, better two of them")
-                }
-            });
-            if !status.begun {
-                findings.push(bad("catalogue", "empty", ADVICE));
-            }
             for refused in &status.refused {
                 findings.push(bad(
                     "document",
@@ -133,6 +131,15 @@ async fn gateway(connection: &Connection) -> Vec<Finding> {
                     "write it again (`groupcast apply`); until then its last good version counts",
                 ));
             }
+        }
+    }
+    let asked = SystemTime::now();
+    match api.fetch::<Found>(&Call::get("/v1/checks")).await {
+        Err(failure) => findings.push(unknown("leader, hosts, sources, clocks", failure.message)),
+        Ok(looked) => {
+            findings.extend(looked.findings);
+            let (theirs, now) = (humantime::parse_rfc3339(&looked.now).ok(), SystemTime::now());
+            findings.push(clock("clock here", theirs, now, now.duration_since(asked).unwrap_or_default()));
         }
     }
     findings
@@ -159,6 +166,9 @@ fn private(what: &str, path: &Path) -> Finding {
 async fn bus(options: &BusOptions) -> Vec<Finding> {
     let settings = options.settings();
     let servers = settings.servers.join(", ");
+    if let Err(error) = options.check(Role::Gateway, SystemTime::now()) {
+        return vec![bad("credential", error.to_string(), "give --credentials the file, and --name only if it is its name")];
+    }
     let advice = "is the server up, is this its address, and are the credentials a gateway's?";
     let connected = tokio::time::timeout(BUS_DEADLINE, connect::connect(bus_options(options))).await;
     let client = match connected {
@@ -167,28 +177,29 @@ async fn bus(options: &BusOptions) -> Vec<Finding> {
         Err(_) => return vec![bad("bus", format!("{servers} did not answer in time"), advice)],
     };
     let mut findings = vec![good("bus", format!("{servers} answers")), version(&client.server_info().version)];
-    for log in [Log::catalog(client.clone()), Log::registry(client)] {
-        let stream = log.stream();
-        match tokio::time::timeout(BUS_DEADLINE, log.last(">")).await {
-            Ok(Ok(last)) => {
-                findings
-                    .push(good(stream, last.as_ref().map_or("empty".to_owned(), |entry| format!("ends at {}", entry.sequence))));
-                findings.extend(last.map(|entry| clock(stream, entry.at, SystemTime::now())));
-            }
-            Ok(Err(error)) => findings.push(bad(stream, error.to_string(), "a controller makes the streams: start one")),
-            Err(_) => findings.push(bad(stream, "no answer in time", "does JetStream have a leader? see the servers' logs")),
-        }
-    }
+    findings.push(match alive::takes_writes(&client, BUS_DEADLINE).await {
+        Ok(took) => good("writes", format!("a write is answered after {} ms", took.as_millis())),
+        Err(error) => bad("writes", error.to_string(), "does JetStream have a leader? see the servers' logs"),
+    });
+    findings.push(match tokio::time::timeout(BUS_DEADLINE, terms::reserved(&Log::catalog(client.clone()))).await {
+        Ok(Ok((reserved, _))) => term(reserved),
+        Ok(Err(error)) => bad("term", error.to_string(), "see what is said of the stores"),
+        Err(_) => bad("term", "no answer in time", "does JetStream have a leader? see the servers' logs"),
+    });
+    let streams = stores::streams(&client).await;
+    findings.extend(stores::judge(&streams));
+    findings.extend(stores::audit(&client, streams.iter().all(|(_, looked)| looked.is_ok())).await);
     findings
 }
 
-/// What was stored cannot have been stored in the future.
-fn clock(stream: &str, stored: SystemTime, now: SystemTime) -> Finding {
-    let ahead = stored.duration_since(now).unwrap_or_default();
-    match ahead > CLOCK_DIFFERENCE_MAX {
-        false => good("clock", format!("agrees with the last message of {stream}")),
-        true => {
-            bad("clock", format!("{} s behind the servers'", ahead.as_secs()), "synchronise the clocks, here and on the servers")
+/// Nobody leads with a term that has no successor.
+fn term(reserved: std::result::Result<Reserved, BadTerm>) -> Finding {
+    match reserved {
+        Ok(reserved) => good("term", format!("{} is the last that was reserved", reserved.term())),
+        Err(why) => {
+            let advice =
+                "stop the controllers, run `groupcast bus repair-term` with a controller's credential, and start them again";
+            bad("term", format!("nobody can lead: {why}"), advice)
         }
     }
 }
@@ -213,25 +224,31 @@ mod tests {
 
     #[test]
     fn findings_say_what_to_do() {
-        assert_eq!(kernel("6.1.0-13-amd64").advice, None);
-        assert_eq!(kernel("6.12.3").advice, None);
-        assert!(kernel("5.10.0").advice.is_some() && kernel("").advice.is_some());
-        assert!(version("2.11.9").advice.is_some() && version("2.12.0").advice.is_none());
-        let now = SystemTime::now();
-        assert!(clock("CATALOG", now + Duration::from_secs(60), now).advice.is_some());
-        assert!(clock("CATALOG", now - Duration::from_secs(60), now).advice.is_none());
-        let text = shown(&[good("a", "fine"), bad("b", "broken", "mend it")], Paint(false));
-        assert_eq!(text, "ok   a: fine\nBAD  b: broken\n       -> mend it\n");
+        assert_eq!(kernel("6.1.0-13-amd64").grade, Grade::Good);
+        assert_eq!(kernel("6.12.3").grade, Grade::Good);
+        assert!(kernel("5.10.0").grade == Grade::Bad && kernel("").grade == Grade::Bad);
+        assert!(version("2.11.9").grade == Grade::Bad && version("2.12.0").grade == Grade::Good);
+        assert_eq!(term(Reserved::decode(b"7 1")).grade, Grade::Good);
+        assert_eq!(term(Reserved::decode(b"18446744073709551614")).grade, Grade::Bad);
+        let text = shown(&[good("a", "fine"), bad("b", "broken", "mend it"), unknown("c", "dark")], Paint(false));
+        assert_eq!(
+            text,
+            "ok   a: fine
+BAD  b: broken
+       -> mend it
+??   c: not known: dark
+"
+        );
     }
 
     #[test]
     fn a_secret_that_others_can_read_is_told() {
         let path = std::env::temp_dir().join(format!("groupcast-doctor-{}", std::process::id()));
         crate::secret::write(&path, "x").unwrap();
-        assert_eq!(private("token file", &path).advice, None);
+        assert_eq!(private("token file", &path).grade, Grade::Good);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        assert!(private("token file", &path).advice.is_some());
+        assert_eq!(private("token file", &path).grade, Grade::Bad);
         std::fs::remove_file(&path).unwrap();
-        assert!(private("token file", &path).advice.is_some());
+        assert_eq!(private("token file", &path).grade, Grade::Bad);
     }
 }

@@ -30,9 +30,9 @@ pub async fn explain(connection: &Connection, options: Options) -> Result {
     let value = || serde_json::to_value(&explanation).unwrap_or_default();
     output::print(&match format {
         Format::Json => output::json(&value()),
-        Format::Jsonl => value().to_string() + "\n",
+        Format::Jsonl => output::json_line(&value()) + "\n",
         Format::Yaml => output::yaml(&value()),
-        Format::Name => verdict(explanation.allowed).to_owned() + "\n",
+        Format::Name => explanation.passes.map_or("unknown", verdict).to_owned() + "\n",
         Format::Table | Format::Wide => shown(&explanation, connection.color.stdout()),
     })
 }
@@ -44,7 +44,14 @@ fn verdict(allowed: bool) -> &'static str {
 pub fn shown(explanation: &Explanation, paint: Paint) -> String {
     let Explanation { from, to, source, destination, traffic, allowed, .. } = explanation;
     let colour = |allowed: bool, text: &str| if allowed { paint.green(text) } else { paint.red(text) };
-    let mut text = format!("{from} ({source}) -> {to} ({destination}) {traffic}: {}\n", colour(*allowed, verdict(*allowed)));
+    let mut text = format!("{from} ({source}) -> {to} ({destination}) {traffic}: {}", colour(*allowed, verdict(*allowed)));
+    text += &match explanation.passes {
+        Some(passes) if passes == *allowed => String::new(),
+        Some(true) => paint.yellow(" by the policy, but it PASSES"),
+        Some(false) => paint.yellow(" by the policy, but it does NOT pass"),
+        None => paint.yellow(" by the policy; whether it passes is not known"),
+    };
+    text.push('\n');
     let sides = [("leaving", &explanation.egress), ("arriving at", &explanation.ingress)];
     for (word, side) in sides.into_iter().filter_map(|(word, side)| side.as_ref().map(|side| (word, side))) {
         text += &format!("\n{word} {}{}: {}\n", side.workload, on_host(side), colour(side.allowed, verdict(side.allowed)));
@@ -58,13 +65,10 @@ pub fn shown(explanation: &Explanation, paint: Paint) -> String {
             Some(rule) => text += &format!("  rule: {rule}\n"),
             None => text += &format!("  {}\n", side.why),
         }
-        match (side.enforced, side.change) {
-            (Some(true), Some(change)) => text += &format!("  in force on the host (change {change})\n"),
-            (Some(false), Some(change)) => {
-                text += &paint.yellow(&format!("  NOT YET in force on the host: see `groupcast wait {change}`"));
-                text.push('\n');
-            }
-            _ => {}
+        if !side.happens.is_empty() {
+            let line = format!("  {}", side.happens);
+            text += &(if side.passes == Some(side.allowed) { line } else { paint.yellow(&line) });
+            text.push('\n');
         }
     }
     if explanation.egress.is_none() && explanation.ingress.is_none() {

@@ -8,9 +8,6 @@ use super::client::{Call, escaped};
 use super::context::Connection;
 use super::output::{self, Format};
 
-/// Items that are shown unless told otherwise.
-const LIMIT_DEFAULT: usize = 10_000;
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     #[value(alias = "group")]
@@ -74,9 +71,9 @@ pub struct Options {
     /// Those whose id begins so.
     #[arg(long)]
     prefix: Option<String>,
-    /// How many at most.
-    #[arg(long, default_value_t = LIMIT_DEFAULT)]
-    pub(super) limit: usize,
+    /// How many at most; without it, all there are.
+    #[arg(long)]
+    pub(super) limit: Option<usize>,
     /// Stays, and shows each host, workload or registration again whenever it changes.
     #[arg(short, long)]
     watch: bool,
@@ -91,8 +88,8 @@ pub async fn get(connection: &Connection, options: Options) -> Result {
     let items = match (&options.id, options.kind) {
         // Tokens have no route of their own to be read by.
         (Some(id), Kind::Tokens) => {
-            let all = api.list(path, usize::MAX).await?;
-            let found: Vec<Value> = all.into_iter().filter(|token| token["id"].as_str() == Some(id)).collect();
+            let all = api.list(path, None).await?;
+            let found: Vec<Value> = all.items.into_iter().filter(|token| token["id"].as_str() == Some(id)).collect();
             if found.is_empty() {
                 return Err(super::Failure::new(super::Code::NotFound, format!("token {id} does not exist")));
             }
@@ -100,8 +97,15 @@ pub async fn get(connection: &Connection, options: Options) -> Result {
         }
         (Some(id), _) => vec![api.fetch(&Call::get(format!("{path}/{}", escaped(id)))).await?],
         (None, _) => {
-            let prefix = options.prefix.as_ref().map_or(String::new(), |prefix| format!("?prefix={}", escaped(prefix)));
-            api.list(&format!("{path}{prefix}"), options.limit).await?
+            let prefix = options.prefix.as_ref().map(|prefix| format!("prefix={}", escaped(prefix)));
+            let groups = (options.kind == Kind::Workloads && options.output == Format::Wide).then(|| "groups=true".to_owned());
+            let query: Vec<String> = prefix.into_iter().chain(groups).collect();
+            let query = if query.is_empty() { String::new() } else { format!("?{}", query.join("&")) };
+            let all = api.list(&format!("{path}{query}"), options.limit).await?;
+            if all.is_cut {
+                output::say(&format!("these are the first {}; there are more: raise --limit or leave it out", all.items.len()));
+            }
+            all.items
         }
     };
     output::print(&shown(options.kind, options.id.is_some(), &items, options.output))
@@ -115,7 +119,7 @@ pub fn shown(kind: Kind, single: bool, items: &[Value], format: Format) -> Strin
     match format {
         Format::Json => output::json(&whole()),
         Format::Yaml => output::yaml(&whole()),
-        Format::Jsonl => items.iter().map(|item| item.to_string() + "\n").collect(),
+        Format::Jsonl => items.iter().map(|item| output::json_line(item) + "\n").collect(),
         Format::Name => items.iter().map(|item| format!("{}/{}\n", kind.word(), id(kind, item))).collect(),
         Format::Table | Format::Wide => {
             let wide = format == Format::Wide;
@@ -143,6 +147,18 @@ pub(super) fn id(kind: Kind, item: &Value) -> String {
 
 fn count(value: &Value) -> String {
     value.as_array().map_or(0, Vec::len).to_string()
+}
+
+/// The groups that a workload has, each once; of one whose groups were not asked for, those of its own entry.
+fn has(item: &Value) -> String {
+    let Some(groups) = item["groups"].as_array() else { return joined(&item["document"]["groups"]) };
+    let mut names: Vec<String> = Vec::new();
+    for name in groups.iter().map(|one| text(&one["group"])) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names.join(",")
 }
 
 fn joined(value: &Value) -> String {
@@ -213,7 +229,7 @@ pub(super) fn row(kind: Kind, item: &Value, wide: bool) -> Vec<String> {
                     text(&document["network"]),
                     phase,
                     labels.unwrap_or_default(),
-                    joined(&document["groups"]),
+                    has(item),
                     text(&document["incarnation"]),
                     if document["unhealthy"] == true { "unhealthy".to_owned() } else { String::new() },
                 ],

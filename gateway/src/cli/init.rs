@@ -3,15 +3,16 @@
 use std::time::SystemTime;
 
 use clap::Args;
+use groupcast_bus_config::accounts::Role;
 use groupcast_bus_config::connect;
 use groupcast_control::begin::{self, Begun};
 use reqwest::Method;
 
-use super::client::Call;
+use super::client::{Call, random_key};
 use super::context::Connection;
 use super::{Code, Failure, Result, output};
 use crate::api::init::Initialised;
-use crate::bus::BusOptions;
+use crate::bus::BusArguments;
 use crate::gateway::bus_options;
 
 #[derive(Debug, Clone, Args)]
@@ -20,13 +21,14 @@ pub struct Options {
     #[arg(long)]
     on_bus: bool,
     #[command(flatten)]
-    bus: BusOptions,
+    bus: BusArguments,
 }
 
 pub async fn init(connection: &Connection, options: Options) -> Result {
     let change = match options.on_bus {
         true => {
-            let (client, _events) = connect::connect(bus_options(&options.bus)).await.map_err(|error| {
+            let bus = options.bus.resolved(Role::Gateway).map_err(anyhow::Error::from)?;
+            let (client, _events) = connect::connect(bus_options(&bus)).await.map_err(|error| {
                 Failure::failed(error.to_string()).hint("name the server with --server and the credential with --credentials")
             })?;
             let begun = begin::begin(&client, "command line on the bus", SystemTime::now()).await;
@@ -39,7 +41,8 @@ pub async fn init(connection: &Connection, options: Options) -> Result {
                 }
             }
         }
-        false => connection.api()?.fetch::<Initialised>(&Call::new(Method::POST, "/v1/init")).await?.change,
+        // It has no use for the key: a second time finds the first, and that is as good.
+        false => connection.api()?.fetch::<Initialised>(&Call::new(Method::POST, "/v1/init").key(random_key())).await?.change,
     };
     output::say(&match change {
         Some(change) => format!("the bus is new, as change {change} says: controllers lead and sources are read"),

@@ -1,8 +1,11 @@
 //! How things are shown: tables for people, JSON and YAML for programs. Data goes to stdout.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::{IsTerminal, Write};
+use std::sync::LazyLock;
 
 use clap::ValueEnum;
+use groupcast_policy::text::{self, is_deceptive};
 use serde_json::Value;
 
 use super::{Failure, Result};
@@ -45,13 +48,25 @@ impl Colour {
     }
 }
 
+/// Stands for the escape of our own colours until the text is printed. A character that nobody uses and nobody outside can guess: what
+/// others write never becomes an escape.
+static ESCAPE: LazyLock<char> = LazyLock::new(|| {
+    let drawn = RandomState::new().hash_one("escape") % 0xfff0;
+    char::from_u32(0x10_0000 + drawn as u32).unwrap_or('\u{10_0000}')
+});
+
+/// As a terminal may have it, in our own colours.
+fn shown(text: &str) -> String {
+    text::shown(text).replace(*ESCAPE, "\x1b")
+}
+
 /// Colours what it is given, or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paint(pub bool);
 
 impl Paint {
     fn with(self, code: &str, text: &str) -> String {
-        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.0 { format!("{mark}[{code}m{text}{mark}[0m", mark = *ESCAPE) } else { text.to_owned() }
     }
 
     pub fn green(self, text: &str) -> String {
@@ -78,7 +93,7 @@ impl Paint {
 /// Writes to stdout. A reader that went away, such as `head`, is no failure.
 pub fn print(text: &str) -> Result {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(shown(text).as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::failed(format!("stdout: {error}"))),
         _ => Ok(()),
     }
@@ -86,7 +101,7 @@ pub fn print(text: &str) -> Result {
 
 /// Words for people go to stderr.
 pub fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}"); // nobody reads it
+    let _ = writeln!(std::io::stderr(), "{}", shown(text)); // nobody reads it
 }
 
 /// A table without lines: columns are as wide as they need to be, two blanks apart.
@@ -106,11 +121,18 @@ pub fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
 }
 
 pub fn json(value: &Value) -> String {
-    serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
+    text::shown_json(&serde_json::to_string_pretty(value).unwrap_or_default()) + "\n"
+}
+
+/// On one line.
+pub fn json_line(value: &impl serde::Serialize) -> String {
+    text::shown_json(&serde_json::to_string(value).unwrap_or_default())
 }
 
 pub fn yaml(value: &Value) -> String {
-    serde_saphyr::to_string(value).unwrap_or_default()
+    let text = serde_saphyr::to_string(value).unwrap_or_default();
+    // Only quoted text has escapes in YAML; JSON is YAML too.
+    if text.chars().any(|c| c != '\n' && is_deceptive(c)) { json(value) } else { text }
 }
 
 #[cfg(test)]
@@ -125,8 +147,23 @@ mod tests {
     }
 
     #[test]
+    fn what_others_wrote_reaches_no_terminal_as_an_escape() {
+        let name = "a\x1b[2Jb\u{202e}c\u{9b}d\u{2066}e\u{200f}f\u{7f}g";
+        let safe = "a\\u{1b}[2Jb\\u{202e}c\\u{9b}d\\u{2066}e\\u{200f}f\\u{7f}g";
+        assert_eq!(shown(name), safe);
+        let value = serde_json::json!({ "name": name });
+        for text in [json(&value), json_line(&value), yaml(&value)] {
+            assert!(text.chars().all(|c| c == '\n' || !is_deceptive(c)), "{text:?}");
+        }
+        for text in [json(&value), json_line(&value)] {
+            assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value, "it means the same");
+        }
+        assert_eq!(shown(&table(&["name"], vec![vec![name.to_owned()]])), format!("NAME\n{safe}\n"));
+    }
+
+    #[test]
     fn colour_only_where_it_is_wanted() {
-        assert_eq!(Paint(true).green("x"), "\x1b[32mx\x1b[0m");
+        assert_eq!(shown(&Paint(true).green("x")), "\x1b[32mx\x1b[0m");
         assert_eq!(Paint(false).green("x"), "x");
         assert!(Colour::Always.is_on(false) && !Colour::Never.is_on(true) && !Colour::Auto.is_on(false));
     }

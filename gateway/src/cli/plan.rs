@@ -44,7 +44,7 @@ pub async fn plan(connection: &Connection, options: Options) -> Result {
     let value = || serde_json::to_value(&plan).unwrap_or_default();
     output::print(&match options.output {
         Format::Json => output::json(&value()),
-        Format::Jsonl => value().to_string() + "\n",
+        Format::Jsonl => output::json_line(&value()) + "\n",
         Format::Yaml => output::yaml(&value()),
         Format::Name => plan.plan.clone() + "\n",
         Format::Table | Format::Wide => shown(&plan, connection.color.stdout()),

@@ -14,7 +14,7 @@ pub async fn export(connection: &Connection, options: ExportOptions) -> Result {
     if !connection.is_given() {
         return Ok(transfer::export(options).await?);
     }
-    let text = connection.api()?.send(&Call::get("/v1/export")).await?;
+    let text = connection.api()?.send(&Call::get(format!("/v1/export?audit={}", !options.no_audit))).await?;
     match &options.output {
         None => output::print(&text),
         Some(path) => crate::secret::write(path, text.trim_end())
@@ -39,7 +39,9 @@ pub async fn import(connection: &Connection, options: ImportOptions) -> Result {
     let Imported { documents, left_out, entries_left_out, refused, .. } = imported;
     output::say(&format!("imported {documents} documents"));
     if left_out + entries_left_out > 0 {
-        let more = format!("left out: {left_out} tokens or documents of sources, {entries_left_out} entries of the registry");
+        let more = format!(
+            "left out: {left_out} tokens or documents of sources, {entries_left_out} entries of the registry or of the audit"
+        );
         output::say(&format!("{more}; restore these on the bus (`groupcast import --server …`)"));
     }
     refused.iter().for_each(|item| output::say(&format!("refused: {}", item.detail)));

@@ -33,7 +33,7 @@ pub async fn watch(api: &Api, options: &Options) -> Result {
                 continue;
             }
         };
-        let there = api.list(options.kind.path(), options.limit).await?;
+        let there = api.list(options.kind.path(), options.limit).await?.items;
         page.print(there.into_iter().filter(|item| page.wants(item)).collect())?;
         reopens = 1;
         while let Some((event, data)) = events.next().await {
@@ -43,7 +43,7 @@ pub async fn watch(api: &Api, options: &Options) -> Result {
                 ("gone", _) => vec![json!({ "host": host, "state": "gone" })],
                 ("registration", Kind::Registrations) => vec![data],
                 ("placed", Kind::Registrations) => Vec::new(),
-                (_, Kind::Workloads) => api.list(&format!("/v1/workloads?host={}", escaped(&host)), options.limit).await?,
+                (_, Kind::Workloads) => api.list(&format!("/v1/workloads?host={}", escaped(&host)), options.limit).await?.items,
                 // Gone again by now: that is told next.
                 (_, _) => match api.fetch(&Call::get(format!("/v1/hosts/{}", escaped(&host)))).await {
                     Ok(item) => vec![item],
@@ -89,7 +89,7 @@ impl Page<'_> {
             Format::Name => output::print(&get::shown(kind, false, &items, format)),
             // One object a line: a list that never ends has no closing bracket.
             Format::Json | Format::Jsonl | Format::Yaml => {
-                output::print(&items.iter().map(|item| item.to_string() + "\n").collect::<String>())
+                output::print(&items.iter().map(|item| output::json_line(item) + "\n").collect::<String>())
             }
         }
     }

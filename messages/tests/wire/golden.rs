@@ -428,6 +428,19 @@ fn ack() {
         let ack = Ack { term: 3, state, reached: vec![] };
         same(ack, Ack::encode, Ack::decode, &format!("84 a176 01 a174 03 a173 {name} a16d a2 6e6f # m: no"));
     }
+    let dry = Ack { term: 3, state: HostState::DryRun, reached: vec![] };
+    same(dry, Ack::encode, Ack::decode, "83 a176 01 a174 03 a173 a7 6472792d72756e # s: dry-run");
+    let some = HostState::AuditingSome { workloads: vec!["w1".parse().unwrap()], total: 2, reason: reason() };
+    same(
+        Ack { term: 3, state: some, reached: vec![] },
+        Ack::encode,
+        Ack::decode,
+        "86 a176 01 a174 03
+         a173 ad 6175646974696e672d736f6d65  # s: auditing-some
+         a16d a2 6e6f                        # m: no
+         a177 91 a2 7731                     # w: workloads
+         a178 02                             # x: how many",
+    );
 }
 
 #[test]

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use groupcast_messages::{
-    ACK_TOPICS_MAX, ASK_TOPICS_MAX, Ack, Answer, Ask, Beat, Body, CHUNK_ENTRIES_MAX, COMPANIONS_MAX, Chunk, ChunkWriter,
-    Companions, Cut, DecodeError, Delta, EDIT_ITEMS_MAX, ENTROPY_TOPICS_MAX, ENTRY_DELTAS_MAX, EntropyAnswer, Entry, HostState,
-    LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, LEADER_BYTES_MAX, Lead, NUDGE_TOPICS_MAX, Nudge,
+    ACK_TOPICS_MAX, ASK_TOPICS_MAX, AUDITED_NAMED_MAX, Ack, Answer, Ask, Beat, Body, CHUNK_ENTRIES_MAX, COMPANIONS_MAX, Chunk,
+    ChunkWriter, Companions, Cut, DecodeError, Delta, EDIT_ITEMS_MAX, ENTROPY_TOPICS_MAX, ENTRY_DELTAS_MAX, EntropyAnswer, Entry,
+    HostState, LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, LEADER_BYTES_MAX, Lead, NUDGE_TOPICS_MAX, Nudge,
     PLACEMENT_ADDRESSES_MAX, PLACEMENT_GROUPS_MAX, Past, REASON_BYTES_MAX, REGISTER_WORKLOADS_MAX, RULE_ADDRESS_SPANS_MAX,
     RULE_PORT_SPANS_MAX, Register, RegisterAnswer, RegisterWorkload, STATE_NAME_BYTES_MAX, TopicRef, VERSION_BYTES_MAX,
     check_edit,
@@ -36,6 +36,14 @@ fn revisions(count: usize) -> Vec<(TopicHash, u64)> {
 #[test]
 fn topics_with_revisions() {
     bounded(ASK_TOPICS_MAX, |n| Ask::decode(&Ask { ask: 1, term: 1, held: revisions(n), digests: vec![Digest(7); n] }.encode()));
+    bounded(AUDITED_NAMED_MAX, |n| {
+        // Whoever writes cuts; whoever reads refuses.
+        let names: Vec<Value> = (0..n).map(|i| Value::text(&format!("w{i}"))).collect();
+        let fields =
+            [("v", Value::Uint(1)), ("t", Value::Uint(1)), ("s", Value::text("auditing-some")), ("w", Value::List(names))];
+        let fields = fields.into_iter().map(|(key, value)| (Value::text(key), value)).collect();
+        Ack::decode(&Value::Map(fields).encode())
+    });
     bounded(ACK_TOPICS_MAX, |n| Ack::decode(&Ack { term: 1, state: HostState::Enforcing, reached: revisions(n) }.encode()));
     bounded(NUDGE_TOPICS_MAX, |n| Nudge::decode(&Nudge { cut: CUT, should: revisions(n) }.encode()));
     bounded(ENTROPY_TOPICS_MAX, |n| {

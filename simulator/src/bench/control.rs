@@ -50,10 +50,24 @@ pub struct Options {
     groupcast: Option<PathBuf>,
 }
 
+/// The burst and the bus alone are measured in turns, so often: what else the machine does meanwhile then weighs on both.
+const TURNS: u32 = 3;
+
 pub(super) const GROUPS: usize = 100;
 /// Writers of the burst, each with one change under way.
-pub(super) const WRITERS: usize = 64;
+pub(super) const WRITERS: usize = 100;
+/// Changes written and published for each document that the bus alone stores in the same time, with as many writers. An idle machine with
+/// two cores stores 4,600 a second, so this is 4,000 changes a second there, whatever else a machine does.
+const CHANGES_OF_RAW_MIN: f64 = 0.87;
 const DEADLINE: Duration = Duration::from_secs(60);
+
+impl Options {
+    /// Changes of one turn: as many for each writer.
+    fn per_turn(&self) -> u32 {
+        let writers = WRITERS as u32;
+        (self.burst / TURNS / writers).max(1) * writers
+    }
+}
 
 /// What the bus republishes, with the time it arrived here.
 enum Seen {
@@ -193,7 +207,7 @@ impl Bench<'_> {
     /// Changes a second until the last is published, and until the last was written.
     async fn burst(&mut self) -> anyhow::Result<(f64, f64)> {
         let begun = Instant::now();
-        let per_writer = self.options.burst as usize / WRITERS;
+        let per_writer = self.options.per_turn() as usize / WRITERS;
         let mut writers = Vec::new();
         for writer in 0..WRITERS.min(GROUPS) {
             let (catalog, mut revision, first) = (self.catalog.clone(), self.revisions[writer], self.next);
@@ -287,8 +301,16 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
     say("the same messages without us");
     let raw = control_raw::chain(&client, options.singles).await?;
     say("changes as fast as the bus takes them");
-    let (changes_per_s, written_s) = bench.burst().await?;
-    let raw_per_s = control_raw::writes(&client, options.burst).await?;
+    let (mut ours_s, mut written_s, mut raw_s) = (0.0, 0.0, 0.0);
+    let per_turn = f64::from(options.per_turn());
+    for _ in 0..TURNS {
+        let (per_s, written) = bench.burst().await?;
+        ours_s += per_turn / per_s;
+        written_s += written;
+        raw_s += per_turn / control_raw::writes(&client, options.per_turn()).await?;
+    }
+    let all = f64::from(TURNS) * per_turn;
+    let (changes_per_s, raw_per_s) = (all / ours_s, all / raw_s);
     let (mut takeovers, mut handovers) = (Vec::new(), Vec::new());
     for round in 1..=options.rounds {
         say(format_args!("taking over and handing over, round {round} of {}", options.rounds));
@@ -302,13 +324,14 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         .with("singles", u64::from(options.singles))
         .with("burst", u64::from(options.burst))
         .with("lease_ms", u64::from(options.lease_ms))
-        .with_goal("commit_to_publish_ms_p50", ms(took.value_at_quantile(0.5)), 3.0)
+        .with_goal("commit_to_publish_ms_p50", ms(took.value_at_quantile(0.5)), 1.0)
         .with("commit_to_publish_ms_p99", ms(took.value_at_quantile(0.99)))
         .with("raw_commit_to_publish_ms_p50", ms(raw.value_at_quantile(0.5)))
         .with("raw_commit_to_publish_ms_p99", ms(raw.value_at_quantile(0.99)))
-        .with_floor("changes_per_s", changes_per_s, 2_000.0)
+        .with_floor("changes_per_s", changes_per_s, 4_000.0)
         .with("burst_written_s", written_s)
         .with("raw_writes_per_s", raw_per_s)
+        .with_floor("changes_of_raw_writes", changes_per_s / raw_per_s, CHANGES_OF_RAW_MIN)
         .with_goal("takeover_ms", worst(&takeovers), 2.0 * f64::from(options.lease_ms))
         .with_goal("handover_ms", worst(&handovers), 300.0))
 }

@@ -46,15 +46,15 @@ const GROUPS: usize = 100;
 /// Readers at once, each on a connection of its own.
 const READERS: usize = 8;
 /// Flows are judged again at most ten times a second on a host: faster than this, the pace would be measured.
-const PAUSE: Duration = Duration::from_millis(120);
+pub(super) const PAUSE: Duration = Duration::from_millis(120);
 /// Nothing takes longer than this on a slow machine.
-const DEADLINE: Duration = Duration::from_secs(30);
+pub(super) const DEADLINE: Duration = Duration::from_secs(30);
 const WARM_UP: u32 = 10;
 
-struct Bench {
+pub(super) struct Bench {
     http: Client,
     up: Up,
-    lab: Lab,
+    pub(super) lab: Lab,
     agents: Vec<Agent>,
     token: String,
     folder: PathBuf,
@@ -80,12 +80,18 @@ fn beside(named: &Option<PathBuf>, name: &str) -> anyhow::Result<PathBuf> {
 }
 
 impl Bench {
-    async fn start(options: &Options) -> anyhow::Result<Self> {
+    /// Everything on one machine, with more arguments for it, and an agent for each host of these places.
+    pub(super) async fn start(
+        groupcast: &Option<PathBuf>,
+        agent: &Option<PathBuf>,
+        places: &[Place],
+        more: &[&str],
+    ) -> anyhow::Result<Self> {
         let folder = std::env::temp_dir().join(format!("groupcast-bench-{}", std::process::id()));
-        let (binary, agent) = (beside(&options.groupcast, "groupcast")?, beside(&options.agent, "groupcast-agent")?);
-        let up = Up::start(&binary, &folder, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        let (binary, agent) = (beside(groupcast, "groupcast")?, beside(agent, "groupcast-agent")?);
+        let up = Up::start_with(&binary, &folder, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), more)?;
         let mut lab = Lab::new(up.bus_address()?)?;
-        place::build(&mut lab, &PLACES)?;
+        place::build(&mut lab, places)?;
         // Its client wants one, also for an address without TLS.
         let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let http = Client::builder().no_proxy().timeout(DEADLINE).build()?;
@@ -95,9 +101,9 @@ impl Bench {
         // Nobody leads a bus on which nothing was ever written.
         let template = json!({ "kind": "template", "id": NETWORK, "network": NETWORK });
         bench.ask(Method::PUT, &format!("/v1/templates/{NETWORK}"), Some(template)).await?;
-        place::enter(&bench.up, Some(&bench.lab), &PLACES).await?;
-        for place in PLACES {
-            let started = bench.agent(&agent, place)?;
+        place::enter(&bench.up, Some(&bench.lab), places).await?;
+        for place in places {
+            let started = bench.agent(&agent, *place)?;
             bench.agents.push(started);
         }
         Ok(bench)
@@ -122,7 +128,7 @@ impl Bench {
         Ok(agent)
     }
 
-    async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> anyhow::Result<Value> {
+    pub(super) async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> anyhow::Result<Value> {
         let mut request = self.http.request(method, format!("{}{path}", self.up.addresses.gateway)).bearer_auth(&self.token);
         if let Some(body) = body {
             request = request.header("content-type", "application/json").body(body.to_string());
@@ -221,7 +227,7 @@ fn micros(time: Duration) -> u64 {
 
 pub async fn run(options: &Options) -> anyhow::Result<Report> {
     say("starting a bus, a controller, a gateway and three hosts");
-    let mut bench = Bench::start(options).await?;
+    let mut bench = Bench::start(&options.groupcast, &options.agent, &PLACES, &[]).await?;
     let others: Vec<Value> = (0..GROUPS)
         .map(|number| json!({ "document": { "kind": "group", "id": format!("g{number}"), "rules": ["ingress tcp 443 from any"] } }))
         .collect();

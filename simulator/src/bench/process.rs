@@ -99,7 +99,7 @@ impl Process {
 
     async fn page(&self, path: &str) -> std::io::Result<String> {
         let mut stream = tokio::net::TcpStream::connect(self.address).await?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;

@@ -281,7 +281,7 @@ async fn orphans(client: &async_nats::Client, options: &Options, vanished: &BTre
     for number in (0..options.hosts).filter(|number| !vanished.contains(number)) {
         expected.insert(subjects::registry_host(&id(number)?));
         for w in 0..options.workloads {
-            expected.insert(subjects::registry_workload(&network, &format!("w{number:05}-{w}").parse()?));
+            expected.insert(subjects::registry_workload(&format!("w{number:05}-{w}").parse()?));
             let address = std::net::Ipv4Addr::from_bits(0x0a00_0000 + number * 128 + w);
             expected.insert(subjects::registry_address(&network, address.into()));
         }

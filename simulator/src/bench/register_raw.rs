@@ -60,7 +60,7 @@ fn batch(options: &Options, number: u32) -> anyhow::Result<Vec<Outgoing>> {
         let mut workload = Workload::new(format!("w{number:05}-{w}").parse()?, host.clone(), "net".parse()?);
         workload.addresses.insert(Prefix::v4(bits, 32).context("an address")?);
         (workload.space, workload.template) = (Some("shop".parse()?), Some("vm".parse()?));
-        messages.push(outgoing(subjects::registry_workload(&workload.network, &workload.id), encode_workload(&workload)));
+        messages.push(outgoing(subjects::registry_workload(&workload.id), encode_workload(&workload)));
         let claim = Claim { workload: workload.id.to_string(), host: host.to_string() };
         let subject = subjects::registry_address(&workload.network, std::net::Ipv4Addr::from_bits(bits).into());
         messages.push(outgoing(subject, encode_record(&claim)));

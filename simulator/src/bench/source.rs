@@ -23,6 +23,7 @@ use groupcast_policy::ids::{HostId, SourceId};
 use serde_json::{Value, json};
 
 use super::compile::peak_rss_mb;
+use super::source_enforced::{self, Programs};
 use super::{Report, bus, say};
 
 /// As configured where nothing is said.
@@ -37,10 +38,12 @@ pub struct Options {
     /// Polls of each kind after the first; the median counts.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
+    #[command(flatten)]
+    programs: Programs,
 }
 
 /// The server as a process. Ends with its value.
-struct Served {
+pub(super) struct Served {
     child: Child,
     folder: PathBuf,
     lines: Vec<String>,
@@ -69,14 +72,27 @@ impl Served {
         self.lines[line].split_whitespace().next().unwrap_or_default().to_owned()
     }
 
+    pub(super) fn folder(&self) -> &std::path::Path {
+        &self.folder
+    }
+
     fn config(&self) -> anyhow::Result<Source> {
+        Ok(serde_json::from_value(self.table()?)?)
+    }
+
+    /// The same as a file.
+    pub(super) fn toml(&self) -> anyhow::Result<String> {
+        Ok(toml::to_string(&json!({"source": [self.table()?]}))?)
+    }
+
+    fn table(&self) -> anyhow::Result<Value> {
         let secret = self.folder.join("secret");
         std::fs::write(&secret, "secret")?;
-        Ok(serde_json::from_value(json!({
+        Ok(json!({
             "kind": "cloud-controller", "id": "cf", "url": self.url(0), "internal_url": self.url(1), "uaa_url": self.url(0),
             "client_id": "groupcast", "client_secret_file": secret, "ca_file": self.folder.join("ca.pem"),
             "client_cert_file": self.folder.join("client.pem"), "client_key_file": self.folder.join("client.key"),
-        }))?)
+        }))
     }
 
     fn http(&self) -> anyhow::Result<Http> {
@@ -93,7 +109,7 @@ impl Served {
     }
 
     /// Gives the server an order.
-    async fn order(&self, order: &str, body: Value) -> anyhow::Result<Value> {
+    pub(super) async fn order(&self, order: &str, body: Value) -> anyhow::Result<Value> {
         let request = Request {
             endpoint: Endpoint::Api,
             method: Method::Post,
@@ -232,7 +248,7 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
     let (id, config) = (SourceId::new("cf")?, served.config()?);
     // Polls are asked for here; none comes by itself.
     let (poll, full_sync) = (Duration::from_secs(3_600), Duration::from_secs(360_000));
-    let machine = Machine::new(id.clone(), "cloud-controller", Intervals { poll, full_sync }, 1);
+    let machine = Machine::new(id.clone(), "cloud-controller", Intervals { poll, full_sync, hold: poll }, 1);
     let begun = Instant::now();
     let mut polling = Polling { machine, poller: Poller::new(config), store: Store::new(id, &client), begun, changes: 0 };
     say(format_args!("{} groups of {} rules for the first time", options.groups, options.rules));
@@ -269,10 +285,13 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         bare_list.push(ms);
         listed_bytes = bytes;
     }
+    let rss_mb = peak_rss_mb()?;
+    say("from a change to the kernel of a host");
+    let enforced = source_enforced::measure(&options.programs, &served, options.groups, options.rounds).await?;
     // Orders are calls too.
     let noop_requests = (calls / options.rounds as f64).round();
     let (one, bare_list) = (median(one), median(bare_list));
-    Ok(Report::new("source")
+    let report = Report::new("source")
         .with("groups", options.groups)
         .with("rules", options.rules)
         .with("full_sync_ms", full_sync_ms)
@@ -285,5 +304,14 @@ pub async fn run(options: &Options) -> anyhow::Result<Report> {
         .with("bare_list_ms", bare_list)
         .with("one_group_changed_ratio", one / bare_list)
         .with("listed_mb", listed_bytes as f64 / 1e6)
-        .with("rss_mb", peak_rss_mb()?))
+        .with("rss_mb", rss_mb);
+    let ms = |took: &hdrhistogram::Histogram<u64>, quantile: f64| took.value_at_quantile(quantile) as f64 / 1e3;
+    Ok(match enforced {
+        None => report,
+        Some(enforced) => report
+            .with_goal("change_to_enforced_ms_p50", ms(&enforced.polled, 0.5), 1_500.0)
+            .with("change_to_enforced_ms_max", ms(&enforced.polled, 1.0))
+            .with("told_to_enforced_ms_p50", ms(&enforced.told, 0.5))
+            .with("told_to_enforced_ms_max", ms(&enforced.told, 1.0)),
+    })
 }

@@ -39,6 +39,8 @@ pub enum Edit {
     DeleteSilently(String),
     CreateSilently(String),
     Touch(String),
+    /// For every application.
+    Globalise(String),
     /// The server's clock goes back by so many seconds.
     ClockBack(u64),
 }
@@ -115,7 +117,8 @@ impl CloudController {
             rules: json!([{"protocol": "tcp", "destination": "10.0.0.0/24", "ports": "443"}]),
             running: false,
             staging: false,
-            running_spaces: vec![format!("space-{name}")],
+            // A space has a guid, which is shorter than a name may be.
+            running_spaces: vec![format!("space-{}", name.chars().take(36).collect::<String>())],
             staging_spaces: Vec::new(),
             instead: None,
         };
@@ -171,6 +174,7 @@ impl CloudController {
                     group.rules = json!([{"protocol": "tcp", "destination": "10.0.0.0/24", "ports": port.to_string()}]);
                 });
             }
+            Edit::Globalise(name) => self.edit(name, |group| group.running = true),
             Edit::ClockBack(by) => self.clock_back(Duration::from_secs(*by)),
         }
     }
@@ -199,7 +203,9 @@ impl CloudController {
         }
         let total = all.len();
         let pages = total.div_ceil(per_page).max(1);
-        let resources: Vec<Value> = all.into_iter().skip((page - 1).saturating_mul(per_page)).take(per_page).map(shown).collect();
+        let shown_max = if fault == Some(&Fault::Empty) { 0 } else { per_page };
+        let resources: Vec<Value> =
+            all.into_iter().skip((page - 1).saturating_mul(per_page)).take(shown_max).map(shown).collect();
         let link = |page: usize| json!({"href": format!("{}/v3/security_groups?page={page}&per_page={per_page}", base(call))});
         Reply::json(
             200,
@@ -209,7 +215,7 @@ impl CloudController {
                     "total_pages": pages,
                     "first": link(1),
                     "last": link(pages),
-                    "next": if page < pages { link(page + 1) } else { Value::Null },
+                    "next": if page < pages && shown_max > 0 { link(page + 1) } else { Value::Null },
                     "previous": if page > 1 { link(page - 1) } else { Value::Null },
                 },
                 "resources": if fault == Some(&Fault::Null) { Value::Null } else { Value::Array(resources) },

@@ -4,6 +4,7 @@
 //! curl -d '{"groups":13500,"rules":10}'                               localhost:PORT/_fake/fill
 //! curl -d '{"path":"/v3/security_groups","fault":{"status":{"status":503}},"times":2}' localhost:PORT/_fake/fault
 //! curl -d '{"path":"/v3/security_groups","fault":"truncate"}'         localhost:PORT/_fake/fault
+//! curl -d '{}'                                                       localhost:PORT/_fake/calm   # what is still to fail does not
 //! curl -d '{"path":"group-7"}'                                      localhost:PORT/_fake/touch
 //! curl -d '{"edit":{"delete":"group-7"}}'                             localhost:PORT/_fake/edit
 //! curl -d '{"edit":{"delete_silently":"group-7"},"path":"/v3/security_groups","skip":1}' localhost:PORT/_fake/edit  # after page 2
@@ -75,6 +76,8 @@ trait Obeys: Fake {
     fn clock_back(&mut self, by: Duration);
     /// Changes a group of this name.
     fn touch(&mut self, name: &str);
+    /// What is still to go wrong does not.
+    fn calm(&mut self);
     /// Calls since the last time.
     fn calls(&mut self) -> usize;
 }
@@ -103,6 +106,10 @@ impl Obeys for CloudController {
 
     fn touch(&mut self, name: &str) {
         self.apply(&super::cloud_controller::Edit::Touch(name.to_owned()));
+    }
+
+    fn calm(&mut self) {
+        self.upsets.clear();
     }
 
     fn calls(&mut self) -> usize {
@@ -140,6 +147,10 @@ impl Obeys for Neutron {
         self.apply(&super::neutron::Edit::TouchGroup(name.to_owned()));
     }
 
+    fn calm(&mut self) {
+        self.upsets.clear();
+    }
+
     fn calls(&mut self) -> usize {
         self.calls.take().len()
     }
@@ -158,7 +169,7 @@ impl<F: Obeys> Fake for Ordered<F> {
                 None => {
                     return Reply::json(
                         400,
-                        &json!({"error": "no fault: write \"hang\", \"truncate\", \"null\", \"revoke\", \"repeat\", {\"status\":{\"status\":503}} or {\"body\":\"…\"}"}),
+                        &json!({"error": "no fault: write \"hang\", \"truncate\", \"null\", \"revoke\", \"repeat\", \"empty\", {\"huge\":{\"bytes\":N}}, {\"until\":{\"status\":503,\"seconds\":N}}, {\"status\":{\"status\":503}} or {\"body\":\"…\"}"}),
                     );
                 }
             },
@@ -168,9 +179,10 @@ impl<F: Obeys> Fake for Ordered<F> {
             },
             "fill" => self.0.fill(parsed.groups.unwrap_or(1), parsed.rules.unwrap_or(1)),
             "touch" => self.0.touch(&parsed.path),
+            "calm" => self.0.calm(),
             "calls" => return Reply::json(200, &json!({"calls": self.0.calls()})),
             "clock-back" => self.0.clock_back(Duration::from_secs(parsed.seconds.unwrap_or(3_600))),
-            _ => return Reply::json(404, &json!({"error": "orders are fault, edit, fill, touch, calls and clock-back"})),
+            _ => return Reply::json(404, &json!({"error": "orders are fault, calm, edit, fill, touch, calls and clock-back"})),
         }
         Reply::json(200, &json!({}))
     }

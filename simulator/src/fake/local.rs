@@ -2,8 +2,9 @@
 
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use groupcast_control::source::http::retry_after;
 use groupcast_control::source::transport::{Endpoint, Head, Method, Request, Transport};
 
 use super::{Call, Fake, Manner};
@@ -51,7 +52,7 @@ impl<F: Fake> Transport for Local<F> {
         let header = |name: &str| reply.headers.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
         let head = Head {
             status: reply.status,
-            retry_after: header("retry-after").and_then(|text| text.parse().ok()).map(Duration::from_secs),
+            retry_after: header("retry-after").and_then(|text| retry_after(&text, None, SystemTime::now())),
             subject_token: header("x-subject-token"),
         };
         match reply.manner {

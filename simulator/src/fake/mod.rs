@@ -126,6 +126,17 @@ pub enum Fault {
     Revoke,
     /// Where a listing is to go on is not heeded: it begins again.
     Repeat,
+    /// A list that ends before its first item, whatever is said beside it.
+    Empty,
+    /// A status, and until when to leave the server alone, as a date.
+    Until {
+        status: u16,
+        seconds: u64,
+    },
+    /// An answer with one item of so many bytes.
+    Huge {
+        bytes: usize,
+    },
 }
 
 /// Something that happens when calls of a kind come.
@@ -233,7 +244,7 @@ impl Tokens {
         self.count += 1;
         let token = format!("token-{}", self.count);
         self.issued.retain(|(_, ends)| *ends > since);
-        self.issued.push((token.clone(), since + self.lasts));
+        self.issued.push((token.clone(), since.saturating_add(self.lasts)));
         token
     }
 

@@ -18,6 +18,17 @@ pub enum Edit {
     DeletePort(String),
 }
 
+/// What a server answers to a marker that is not there any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Vanished {
+    /// The first page again.
+    #[default]
+    Begins,
+    NotFound,
+    /// A page without items.
+    Ends,
+}
+
 /// The lists, by their names in paths.
 const LISTS: [(&str, &str, &str); 4] = [
     ("security-groups", "security_groups", "security_group"),
@@ -35,6 +46,13 @@ pub struct Neutron {
     /// Name and password of the user; id and secret of the application credential.
     pub user: (String, String),
     pub application: (String, String),
+    /// Whoever asks has the role that sees everything; without it `binding:host_id` is left out.
+    pub admin: bool,
+    /// `pagination_max_limit`.
+    pub limit_max: usize,
+    pub vanished: Vanished,
+    /// Whether there is the extension.
+    pub address_groups: bool,
     since: Duration,
     random: Random,
 }
@@ -48,6 +66,10 @@ impl Default for Neutron {
             calls: Calls::default(),
             user: ("groupcast".into(), "secret".into()),
             application: ("application".into(), "secret".into()),
+            admin: true,
+            limit_max: usize::MAX,
+            vanished: Vanished::default(),
+            address_groups: true,
             since: Duration::ZERO,
             random: Random::new(2),
         }
@@ -182,6 +204,9 @@ impl Neutron {
     /// As the API shows it: a group with its rules.
     fn shown(&self, path: &str, object: &Value) -> Value {
         let mut shown = object.clone();
+        if let Some(fields) = shown.as_object_mut().filter(|_| path == "ports" && !self.admin) {
+            fields.remove("binding:host_id");
+        }
         if path == "security-groups" {
             let rules = self.all("security-group-rules").filter(|rule| rule["security_group_id"] == object["id"]);
             shown["security_group_rules"] = rules.cloned().collect();
@@ -199,15 +224,23 @@ impl Neutron {
             |key: &str| -> Vec<&str> { call.query.iter().filter(|(known, _)| known == key).map(|(_, v)| v.as_str()).collect() };
         let (ids, names, fields) = (all("id"), all("name"), all("fields"));
         let limit = call.asked("limit").and_then(|text| text.parse::<usize>().ok()).filter(|limit| *limit > 0);
+        let limit = limit.or(Some(usize::MAX)).map(|limit| limit.min(self.limit_max)).filter(|limit| *limit < usize::MAX);
         let Some(list) = self.objects.get(path) else { return not_found(path) };
         let wanted = |object: &&Value| {
             let is = |list: &[&str], key: &str| list.is_empty() || object[key].as_str().is_some_and(|text| list.contains(&text));
             is(&ids, "id") && is(&names, "name")
         };
+        let gone = call.asked("marker").is_some_and(|marker| !list.contains_key(marker));
+        match self.vanished {
+            Vanished::NotFound if gone => return not_found("marker"),
+            Vanished::Ends if gone => return Reply::json(200, &json!({ collection: [] })),
+            _ => {}
+        }
         // An unknown marker answers the first page again.
         let marker = call.asked("marker").filter(|marker| list.contains_key(*marker) && fault != Some(&Fault::Repeat));
         let after = list.iter().filter(|(id, _)| marker.is_none_or(|marker| id.as_str() > marker)).map(|(_, object)| object);
-        let page: Vec<&Value> = after.filter(wanted).take(limit.unwrap_or(usize::MAX)).collect();
+        let shown_max = if fault == Some(&Fault::Empty) { 0 } else { limit.unwrap_or(usize::MAX) };
+        let page: Vec<&Value> = after.filter(wanted).take(shown_max).collect();
         let mut links = Vec::new();
         // A full page says that there is another, also when it is the last.
         if let (Some(limit), Some(last)) = (limit, page.last())
@@ -336,7 +369,16 @@ impl Neutron {
         }
         match (call.method.as_str(), parts.as_slice()) {
             ("GET", ["v2.0"]) => Reply::json(200, &json!({"resources": []})),
-            ("GET", ["v2.0", "extensions", ..]) => Reply::json(200, &json!({"extensions": []})),
+            ("GET", ["v2.0", "extensions", ..]) => {
+                let all = ["security-group", "address-group"]
+                    .into_iter()
+                    .filter(|alias| self.address_groups || *alias != "address-group");
+                Reply::json(
+                    200,
+                    &json!({"extensions": all.map(|alias| json!({"alias": alias, "name": alias})).collect::<Vec<_>>()}),
+                )
+            }
+            (_, ["v2.0", "address-groups", ..]) if !self.address_groups => not_found("address-groups"),
             (method, ["v2.0", name, rest @ ..]) => {
                 let Some(list) = LISTS.into_iter().find(|(path, ..)| path == name) else { return not_found(name) };
                 match (method, rest) {

@@ -3,10 +3,11 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
 use axum::body::{Body, Bytes};
+use groupcast_bus_config::accepting::Accepting;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -23,7 +24,13 @@ const REQUEST_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Spoils an answer.
 pub fn upset(reply: Reply, fault: Option<&Fault>) -> Reply {
     match fault {
-        None | Some(Fault::Null | Fault::Revoke | Fault::Repeat) => reply,
+        None | Some(Fault::Null | Fault::Revoke | Fault::Repeat | Fault::Empty) => reply,
+        Some(Fault::Until { status, seconds }) => {
+            let reply = Reply { status: *status, body: b"{\"error\":\"on demand\"}".to_vec(), ..Reply::default() };
+            let at = SystemTime::now() + Duration::from_secs(*seconds);
+            reply.with("retry-after", httpdate::fmt_http_date(at))
+        }
+        Some(Fault::Huge { bytes }) => Reply { status: 200, body: huge(*bytes), ..Reply::default() },
         Some(Fault::Status { status, retry_after }) => {
             let reply = Reply { status: *status, body: b"{\"error\":\"on demand\"}".to_vec(), ..Reply::default() };
             retry_after.map_or(reply.clone(), |seconds| reply.with("retry-after", seconds))
@@ -32,6 +39,19 @@ pub fn upset(reply: Reply, fault: Option<&Fault>) -> Reply {
         Some(Fault::Truncate) => Reply { manner: Manner::Truncated, ..reply },
         Some(Fault::Body(text)) => Reply { status: 200, body: text.clone().into_bytes(), ..Reply::default() },
     }
+}
+
+/// A page of a Cloud Controller with one group, whose rules take so many bytes.
+fn huge(bytes: usize) -> Vec<u8> {
+    let rule = br#"{"protocol":"tcp","destination":"10.0.0.0/24","ports":"443"},"#;
+    let mut body = Vec::with_capacity(bytes + 1_024);
+    body.extend(br#"{"pagination":{"total_results":1,"next":null},"resources":[{"guid":"huge","name":"huge","rules":["#);
+    while body.len() < bytes {
+        body.extend(rule);
+    }
+    body.pop(); // the last comma
+    body.extend(br#"],"globally_enabled":{},"relationships":{}}]}"#);
+    body
 }
 
 /// A model that several addresses serve.
@@ -94,8 +114,15 @@ impl Drop for Server {
 async fn accept<F: Fake>(listener: TcpListener, tls: Option<TlsAcceptor>, internal: bool, shared: Shared<F>) {
     // Ends its connections when it is dropped itself.
     let mut connections = JoinSet::new();
+    let mut accepting = Accepting::new("a fake");
     loop {
-        let Ok((stream, _)) = listener.accept().await else { continue };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                accepting.failed(&error).await;
+                continue;
+            }
+        };
         let _ = stream.set_nodelay(true); // only slower without
         while connections.try_join_next().is_some() {}
         let (tls, shared) = (tls.clone(), shared.clone());

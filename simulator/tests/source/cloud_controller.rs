@@ -159,6 +159,19 @@ async fn a4_a_timestamp_that_moves_begins_the_listing_again_a_bounded_number_of_
     cloud.shared.lock().delete("x");
     cloud.shared.lock().upsets.add(LIST, 0, 1_000, What::Then(Edit::Touch("b".into())));
     let before = cloud.rig.streams.changes.len();
+    cloud.lists();
+    cloud.rig.interval().await;
+    assert_eq!(cloud.rig.error(), "", "pages that agree are believed");
+    assert_eq!(cloud.rig.streams.changes.len(), before + 1);
+    assert_eq!(cloud.lists(), 1 + 1 + 2, "two listings that end with their first page, and one that is used");
+    cloud.shared.lock().upsets.clear();
+    cloud.rig.interval().await;
+    cloud.expect_equal();
+    // No two pages agree.
+    let before = cloud.rig.streams.changes.len();
+    cloud.shared.lock().upsets.add(LIST, 0, 1_000, What::Fault(Fault::Repeat));
+    cloud.shared.lock().create("y");
+    cloud.shared.lock().delete("y");
     cloud.rig.interval().await;
     assert!(cloud.rig.error().contains("listings were overtaken by changes"), "{}", cloud.rig.error());
     assert_eq!(cloud.rig.streams.changes.len(), before, "what was known stays");

@@ -8,3 +8,4 @@ mod neutron;
 mod others;
 mod rig;
 mod schedules;
+mod trust;

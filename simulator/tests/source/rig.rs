@@ -150,9 +150,19 @@ pub struct Rig<P> {
     next_ask: u64,
 }
 
+impl Rig<Poller> {
+    /// As it is configured, intervals and all.
+    pub fn with(id: &str, config: &Value) -> Self {
+        let source: Source = serde_json::from_value(config.clone()).expect("a configuration");
+        let machine = Machine::new(id.parse().expect("an id"), source.kind(), source.intervals(), 7);
+        Self { machine, ..Self::new(id, source.kind(), poller(config)) }
+    }
+}
+
 impl<P: Polls> Rig<P> {
     pub fn new(id: &str, kind: &'static str, poller: P) -> Self {
-        let intervals = Intervals { poll: Duration::from_secs(60), full_sync: Duration::from_secs(600) };
+        let (full_sync, hold) = (Duration::from_secs(600), Duration::from_secs(30));
+        let intervals = Intervals { poll: Duration::from_secs(60), full_sync, hold };
         let machine = Machine::new(id.parse().expect("an id"), kind, intervals, 7);
         Self { poller, machine, streams: Streams::default(), now_ms: 1_000, answers: BTreeMap::new(), wake_ms: 0, next_ask: 0 }
     }
@@ -304,5 +314,10 @@ impl Stack {
 
     pub fn workload(&self, id: &str) -> Option<&Workload> {
         self.rig.streams.workloads.get(&format!("os-{id}").parse::<WorkloadId>().expect("an id")).map(|workload| &**workload)
+    }
+
+    /// Groups and workloads that the source owns.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.rig.streams.owned().count(), self.rig.streams.workloads.len())
     }
 }

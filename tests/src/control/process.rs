@@ -87,7 +87,7 @@ impl Controller {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    fn address(&mut self) -> Option<SocketAddr> {
+    pub fn address(&mut self) -> Option<SocketAddr> {
         if self.address.is_none() {
             let log = self.log();
             let line = log.lines().find(|line| line.contains("serving metrics and health"))?;
@@ -194,7 +194,7 @@ pub fn run(arguments: &[&str]) -> (bool, String, String) {
 fn request(address: SocketAddr, path: &str) -> Option<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(30))).ok()?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
     Some(stream)
 }
 

@@ -50,7 +50,7 @@ pub const MAY_USE: [(&str, &[&str]); 10] = [
 pub const PURE: [&str; 2] = ["groupcast-policy", "groupcast-enforce"];
 
 /// What pure packages may use: data structures, hashes, text forms, derive macros.
-pub const PURE_MAY_USE: [&str; 10] = [
+pub const PURE_MAY_USE: [&str; 11] = [
     "foldhash",
     "groupcast-policy",
     "hashbrown",
@@ -59,6 +59,7 @@ pub const PURE_MAY_USE: [&str; 10] = [
     "serde",
     "serde-saphyr",
     "serde_json",
+    "sha2",
     "thiserror",
     "xxhash-rust",
 ];

@@ -1,14 +1,10 @@
 //! Follows one of the streams and hands on whole changes, in order, as fast as they are taken.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use actix::prelude::*;
 use async_nats::Client;
-use async_nats::connection::State;
-use async_nats::jetstream::consumer::DeliverPolicy;
-use futures::{FutureExt, StreamExt};
 use groupcast_bus_config::subjects::{self, CatalogKind};
 use tracing::Instrument;
 
@@ -17,19 +13,11 @@ use crate::actors::compiler::Arrived;
 use crate::assemble::{Assembler, Piece, Whole};
 use crate::catalog::Catalog;
 use crate::document::{Document, Name};
-use crate::log::{Log, NoAnswer, in_batch};
+use crate::feed::{Anew, Delivered, Feed, Health};
+use crate::log::{Entry, Log, NoAnswer, in_batch};
 use crate::mirror::{Item, Origin};
 use crate::names;
-use crate::registry::TRACE_KEPT;
 use crate::stage::{Arrival, Part};
-
-/// Messages taken at once while more are there.
-pub const DRAIN_MAX: usize = 1_024;
-/// How often it is checked that the stream is still the one that is followed.
-const CHECK_EVERY: Duration = Duration::from_secs(5);
-/// How often it is checked whether the connection is another one. A consumer lives in the server's memory: with a server that was
-/// restarted it is gone, and whoever waits for its heartbeats learns that a quarter of a minute later, in which nobody can lead.
-const RECONNECTED_EVERY: Duration = Duration::from_millis(200);
 
 /// The task that reads ended.
 #[derive(Message)]
@@ -42,6 +30,7 @@ pub struct Follower {
     next: Recipient<Arrived>,
     clock: Instant,
     runtime: tokio::runtime::Handle,
+    health: Health,
     task: Option<tokio::task::JoinHandle<()>>,
 }
 
@@ -52,8 +41,9 @@ impl Follower {
         next: Recipient<Arrived>,
         clock: Instant,
         runtime: tokio::runtime::Handle,
+        health: Health,
     ) -> Self {
-        Self { origin, client, next, clock, runtime, task: None }
+        Self { origin, client, next, clock, runtime, health, task: None }
     }
 }
 
@@ -62,12 +52,13 @@ impl Actor for Follower {
 
     fn started(&mut self, context: &mut Self::Context) {
         context.set_mailbox_capacity(MAILBOX_MAX);
-        let reader = Reader { origin: self.origin, client: self.client.clone(), next: self.next.clone(), clock: self.clock };
+        let (origin, clock, health) = (self.origin, self.clock, self.health.clone());
+        let reader = Reader { origin, client: self.client.clone(), next: self.next.clone(), clock, health };
         let own = context.address();
         // Documents are parsed where they are read, never on a thread that actors share.
         self.task = Some(self.runtime.spawn(async move {
             let end = match reader.run().await {
-                Ok(end) => end,
+                Ok(why) => why.to_string(),
                 Err(error) => error.to_string(),
             };
             // Nobody to tell: the actor is gone.
@@ -123,6 +114,7 @@ struct Reader {
     client: Client,
     next: Recipient<Arrived>,
     clock: Instant,
+    health: Health,
 }
 
 /// A message, read, and whether it can be the end of a change.
@@ -146,99 +138,37 @@ impl Reader {
         }
     }
 
-    /// How often the bus was reached, the first time included.
-    fn connects(&self) -> u64 {
-        self.client.statistics().connects.load(Ordering::Relaxed)
-    }
-
     /// Ends with why everything has to be read again.
-    async fn run(&self) -> Result<String, NoAnswer> {
-        let log = self.log();
-        let last = log.last(self.filter()).await?.map_or(0, |entry| entry.sequence);
+    async fn run(&self) -> Result<Anew, NoAnswer> {
+        let begun = Feed::begin(self.log(), self.filter(), self.health.clone()).await;
+        let (mut feed, last) = begun.inspect_err(|error| self.health.is_lost(&error.to_string()))?;
         let mut assembler = Assembler::new(last);
-        let mut connects = self.connects();
-        let mut messages = log.follow(self.filter(), DeliverPolicy::LastPerSubject).await?;
         if let Some(whole) = assembler.begin() {
             self.hand_on(vec![whole]).await?;
         }
-        let mut check = tokio::time::interval(CHECK_EVERY);
-        let mut reconnected = tokio::time::interval(RECONNECTED_EVERY);
-        let (mut seen, mut down_since) = (0, None);
         loop {
-            let first = tokio::select! {
-                message = messages.next() => message,
-                _ = check.tick() => {
-                    if let Some(why) = self.changed(&log, seen, &mut down_since).await {
-                        return Ok(why);
-                    }
-                    continue;
-                }
-                _ = reconnected.tick() => {
-                    let now = self.connects();
-                    if now != connects && self.client.connection_state() == State::Connected {
-                        if let Some(why) = self.changed(&log, seen, &mut down_since).await {
-                            return Ok(why);
-                        }
-                        // What is delivered again is known, and a hole is read like any other.
-                        let policy = DeliverPolicy::ByStartSequence { start_sequence: seen + 1 };
-                        messages = log.follow(self.filter(), policy).await?;
-                        connects = now;
-                    }
-                    continue;
+            let messages = match feed.next().await {
+                Ok(messages) => messages,
+                Err(why) => {
+                    self.health.is_lost(&why.to_string());
+                    return Ok(why);
                 }
             };
-            let (mut wholes, mut next, mut taken) = (Vec::new(), Some(first), 0);
-            while let Some(message) = next.take() {
-                let message = match message {
-                    Some(Ok(message)) => message,
-                    Some(Err(error)) => return Ok(error.to_string()),
-                    None => return Ok("the consumer ended".to_owned()),
-                };
-                let Some(piece) = self.read(&message) else { return Ok("a message without its sequence".to_owned()) };
-                seen = piece.sequence;
-                wholes.extend(assembler.push(piece));
-                taken += 1;
-                if taken < DRAIN_MAX {
-                    next = messages.next().now_or_never();
-                }
-            }
+            let wholes: Vec<_> = messages.iter().filter_map(|message| assembler.push(self.read(message))).collect();
             if !wholes.is_empty() {
                 self.hand_on(wholes).await?;
             }
         }
     }
 
-    /// Why everything has to be read again, if it has: what was removed may have left no trace, or the stream is another one.
-    async fn changed(&self, log: &Log, seen: u64, down_since: &mut Option<Instant>) -> Option<String> {
-        if self.client.connection_state() != State::Connected {
-            down_since.get_or_insert_with(Instant::now);
-            return None;
-        }
-        let down = down_since.take().map_or(Duration::ZERO, |since| since.elapsed());
-        if down > TRACE_KEPT / 2 {
-            return Some(format!("cut off for {} s", down.as_secs()));
-        }
-        let last = log.last(self.filter()).await.ok()?.map_or(0, |entry| entry.sequence);
-        // Messages may expire, so the last one may be older than one that was seen, but by far fewer than a new stream lacks.
-        let shrunk = last < seen && log.at(seen).await.is_ok_and(|entry| entry.is_none()) && !self.expires(last, seen);
-        shrunk.then(|| format!("the stream ends at {last}, {seen} was seen: it is another one"))
-    }
-
-    /// In REGISTRY the newest messages may be traces that have expired; CATALOG's newest are never gone.
-    fn expires(&self, last: u64, seen: u64) -> bool {
-        self.origin == Origin::Registry && last > 0 && seen - last < DRAIN_MAX as u64
-    }
-
-    fn read(&self, message: &async_nats::jetstream::Message) -> Option<Piece<Read>> {
-        let info = message.info().ok()?;
-        let (sequence, pending) = (info.stream_sequence, info.pending);
-        let subject = message.subject.as_str();
+    fn read(&self, Delivered { entry, pending }: &Delivered) -> Piece<Read> {
+        let Entry { subject, sequence, payload, .. } = entry;
         let item = match self.origin {
-            Origin::Catalog => Item::catalog(subject, sequence, &message.payload),
-            Origin::Registry => Item::registry(subject, sequence, &message.payload),
+            Origin::Catalog => Item::catalog(subject, *sequence, payload),
+            Origin::Registry => Item::registry(subject, payload),
         };
-        let batch = message.headers.as_ref().and_then(in_batch);
-        Some(Piece { sequence, pending, batch, content: Read { item, subject: Arc::from(subject) } })
+        let content = Read { item, subject: Arc::from(subject.as_str()) };
+        Piece { sequence: *sequence, pending: *pending, batch: in_batch(&entry.headers), content }
     }
 
     /// Waits until it is taken: what comes meanwhile stays in the stream.
@@ -259,12 +189,15 @@ impl Reader {
     async fn arrival(&self, wholes: Vec<Whole<Read>>) -> Result<Arrival, NoAnswer> {
         let mut arrival = Arrival { read_ms: self.clock.elapsed().as_millis() as u64, ..Arrival::default() };
         for whole in wholes {
-            // Terms are written by controllers and are no changes.
-            let term = whole.contents.len() == 1 && whole.contents[0].subject.as_ref() == subjects::CATALOG_TERM;
+            // What controllers write about leading is no change, nor is the promise of one.
+            let is_none = whole
+                .contents
+                .iter()
+                .all(|read| subjects::is_about_leading(&read.subject) || subjects::is_change_record(&read.subject));
             let before = (arrival.items.len(), arrival.ends.len());
             arrival.through = whole.through;
             arrival.everything |= whole.everything;
-            if !term {
+            if !is_none {
                 arrival.ends.extend(&whole.ends);
             }
             let refused: Vec<Arc<str>> = whole

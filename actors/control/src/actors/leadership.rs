@@ -2,6 +2,7 @@
 //! topics, holds the lease and serves snapshots from memory, on tasks of its own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use actix::prelude::*;
 use groupcast_policy::doc::{Digest, Document};
@@ -9,6 +10,7 @@ use groupcast_policy::needs::Documents;
 use groupcast_policy::topic::Topic;
 use groupcast_topics::Map;
 use groupcast_topics::nats::NodeHandle;
+use groupcast_topics::node::Vacancy;
 
 use super::{MAILBOX_MAX, Ping};
 use crate::actors::compiler::Leading;
@@ -24,13 +26,17 @@ pub struct AskDigests;
 pub struct AskDocuments(pub Vec<Topic>);
 
 /// What can be seen of the node.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeView {
     pub synced: bool,
     pub leading: bool,
     pub topics: usize,
     pub term: u64,
     pub lead: u64,
+    /// Who leads, or did last, and for how long it has.
+    pub leader: Option<(String, Duration)>,
+    /// Nobody leads: since when, and why.
+    pub vacancy: Option<Vacancy>,
 }
 
 #[derive(Message)]
@@ -115,6 +121,11 @@ impl Handler<LookAtNode> for Leadership {
                 topics: node.replica().len(),
                 term: node.replica().cut().term,
                 lead: node.replica().cut().lead,
+                leader: node.leader().map(|leader| {
+                    let led_ms = node.now_ms().saturating_sub(leader.since_ms);
+                    (leader.name.clone(), Duration::from_millis(led_ms))
+                }),
+                vacancy: node.vacancy(),
             });
             view.await
         })

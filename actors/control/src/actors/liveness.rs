@@ -1,36 +1,30 @@
-//! Hears hosts and follows their entries, on a connection of its own, and runs the [`Lifecycle`]. Every controller has one; while this
-//! one leads, what is decided goes to the reaper, hosts that beat without an entry are told to enrol again, and hosts whose template is
-//! edited how health is checked now.
+//! Hears hosts and follows their entries, on connections that others do not use (`listen`), and runs the [`Lifecycle`]. Every controller has
+//! one; while this one leads, what is decided goes to the reaper, hosts that beat without an entry are told to enrol again, and hosts whose
+//! template is edited how health is checked now.
+
+mod listen;
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use actix::prelude::*;
 use async_nats::Client;
-use async_nats::jetstream::consumer::DeliverPolicy;
-use futures::StreamExt;
-use groupcast_bus_config::connect;
-use groupcast_bus_config::subjects::{self, CatalogKind, RegistryKey, parse_registry};
-use groupcast_messages::{Beat, BeatAnswer};
+use groupcast_bus_config::{connect, subjects};
+use groupcast_messages::BeatAnswer;
 use groupcast_policy::ids::{HostId, TemplateId};
-use groupcast_policy::model::HealthCheck;
+use groupcast_topics::nats::Ears;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::reaper::Order;
+use self::listen::{Came, Heard, Listen};
+use super::reaper::{Look, LookAt, Order};
 use super::{MAILBOX_MAX, Ping, RETRY_PAUSE};
-use crate::document::{Document, GuardRecord, HostEntry, Name, decode_record};
-use crate::log::Log;
+use crate::document::GuardRecord;
 use crate::names;
 use crate::registration::checks::Checks;
-use crate::registration::lifecycle::{Deaf, Effect, Event, Lifecycle};
+use crate::registration::lifecycle::{Effect, Event, Lifecycle};
+use crate::registration::review::Review;
 use crate::registration::settings::Settings;
-use crate::registry::boot_text;
-
-/// Beats and entries taken at once while more are there.
-const DRAIN_MAX: usize = 1_024;
-/// How often it is checked that REGISTRY is still the stream that is followed.
-const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// How these hosts are, as the leader knows it; `None` from a controller that does not lead.
 #[derive(Message)]
@@ -68,21 +62,6 @@ pub struct ShownHost {
     pub heard_ms: u64,
 }
 
-/// What came from the bus.
-#[derive(Message)]
-#[rtype(result = "()")]
-struct Came(Vec<Heard>);
-
-enum Heard {
-    Event(Event),
-    /// When a host's entry was written.
-    Written(HostId, SystemTime),
-    /// How a template says that health is checked; nothing of one that is gone.
-    Template(TemplateId, Option<Option<HealthCheck>>),
-    /// Every template was read once.
-    Templates,
-}
-
 /// The task that listens ended, and why.
 #[derive(Message)]
 #[rtype(result = "()")]
@@ -91,10 +70,15 @@ struct Ended(String);
 pub struct Liveness {
     lifecycle: Lifecycle,
     checks: Checks,
+    review: Review,
     settings: Settings,
     options: connect::Options,
+    ears: Ears,
     leading: watch::Receiver<Option<u64>>,
+    /// What the lifecycle was told of that.
+    term: Option<u64>,
     reaper: Recipient<Order>,
+    looks: Recipient<LookAt>,
     client: Client,
     since: BTreeMap<HostId, SystemTime>,
     clock: Instant,
@@ -105,14 +89,31 @@ pub struct Liveness {
 impl Liveness {
     pub fn new(
         settings: Settings,
-        options: connect::Options,
+        (options, ears): (connect::Options, Ears),
         leading: watch::Receiver<Option<u64>>,
-        reaper: Recipient<Order>,
+        reaper: (Recipient<Order>, Recipient<LookAt>),
         client: Client,
         runtime: tokio::runtime::Handle,
     ) -> Self {
-        let (lifecycle, checks, clock) = (Lifecycle::new(settings), Checks::default(), Instant::now());
-        Self { lifecycle, checks, settings, options, leading, reaper, client, since: BTreeMap::new(), clock, runtime, task: None }
+        let (lifecycle, checks, review) = (Lifecycle::new(settings), Checks::default(), Review::default());
+        let ((reaper, looks), since, clock, term) = (reaper, BTreeMap::new(), Instant::now(), None);
+        Self {
+            lifecycle,
+            checks,
+            review,
+            settings,
+            options,
+            ears,
+            leading,
+            term,
+            reaper,
+            looks,
+            client,
+            since,
+            clock,
+            runtime,
+            task: None,
+        }
     }
 
     fn now_ms(&self) -> u64 {
@@ -138,8 +139,9 @@ impl Liveness {
             });
             return;
         }
+        let Some(term) = self.term else { return tracing::warn!(?effect, "decided without leading: nothing is done") };
         let ordered = effect.clone();
-        let answer = self.reaper.send(Order(effect)).into_actor(self);
+        let answer = self.reaper.send(Order { effect, term }).into_actor(self);
         context.spawn(answer.map(move |done, this, context| {
             let done = done.unwrap_or(false);
             match ordered {
@@ -172,8 +174,42 @@ impl Liveness {
         }
     }
 
+    /// Has those hosts looked at whose grant or template was edited.
+    fn look_again(&mut self, sweeps: bool, context: &mut Context<Self>) {
+        if !self.lifecycle.acts() {
+            return;
+        }
+        let (now_ms, lifecycle) = (self.now_ms(), &self.lifecycle);
+        for host in self.review.take(sweeps, now_ms, |host| lifecycle.seen(host, now_ms).is_some()) {
+            let looked = self.looks.send(LookAt(host.clone())).into_actor(self);
+            context.spawn(looked.map(move |look, this, context| {
+                let look = look.unwrap_or(Look::Again);
+                this.review.done(&host, look == Look::Again);
+                if look == Look::Evicted {
+                    this.tell_evicted(host);
+                }
+                if look != Look::Again {
+                    this.look_again(false, context);
+                }
+            }));
+        }
+    }
+
+    /// It enrols again what it has, and is told what is refused, and why.
+    fn tell_evicted(&self, host: HostId) {
+        let client = self.client.clone();
+        self.runtime.spawn(async move {
+            if let Some(subject) = subjects::answer(&host, subjects::TOLD_TOKEN)
+                && let Err(error) = client.publish(subject, BeatAnswer::Unknown.encode().into()).await
+            {
+                tracing::warn!(%host, %error, "a host was not told that it has lost something: it learns it when it refreshes");
+            }
+        });
+    }
+
     fn sweep(&mut self, context: &mut Context<Self>) {
         self.step(Event::Tick, context);
+        self.look_again(true, context);
         self.tell_checks();
         metrics::gauge!(names::REGISTERED_HOSTS).set(self.lifecycle.hosts() as f64);
         metrics::gauge!(names::SUSPECT_HOSTS).set(self.lifecycle.suspects() as f64);
@@ -204,7 +240,8 @@ impl Actor for Liveness {
 
     fn started(&mut self, context: &mut Self::Context) {
         context.set_mailbox_capacity(MAILBOX_MAX);
-        let (listen, own) = (Listen { options: self.options.clone(), next: context.address().recipient() }, context.address());
+        let (own, next) = (context.address(), context.address().recipient());
+        let listen = Listen { options: self.options.clone(), ears: self.ears.clone(), next };
         self.task = Some(self.runtime.spawn(async move {
             let why = match listen.run().await {
                 Ok(why) => why.to_owned(),
@@ -236,7 +273,15 @@ fn turns(leading: watch::Receiver<Option<u64>>) -> impl futures::Stream<Item = O
 
 impl StreamHandler<Option<u64>> for Liveness {
     fn handle(&mut self, term: Option<u64>, context: &mut Self::Context) {
+        // Another term is another reign, also where it is this controller's again: lease and grace are counted anew.
+        if self.term.is_some() && term.is_some() {
+            self.step(Event::Leading(false), context);
+        }
+        self.term = term;
         self.step(Event::Leading(term.is_some()), context);
+        if term.is_some() {
+            self.review.begin(self.lifecycle.known());
+        }
     }
 
     fn finished(&mut self, _: &mut Self::Context) {}
@@ -254,6 +299,7 @@ impl Supervised for Liveness {
         // What was heard until now is not what will be heard from now on: everything is counted anew.
         self.lifecycle = Lifecycle::new(self.settings);
         self.checks = Checks::default();
+        self.review = Review::default();
         self.since.clear();
     }
 }
@@ -265,17 +311,32 @@ impl Handler<Came> for Liveness {
         for heard in heard {
             match heard {
                 Heard::Event(event) => {
-                    if let Event::Entry { host, enrolled: None, .. } = &event {
-                        self.since.remove(host);
+                    match &event {
+                        Event::Entry { host, enrolled: None, .. } => _ = self.since.remove(host),
+                        Event::Entry { host, enrolled: Some(enrolled), .. } => {
+                            self.review.entry(host, enrolled.templates.iter().map(String::as_str), self.now_ms());
+                        }
+                        _ => {}
                     }
+                    let is_loaded = event == Event::Loaded;
                     self.step(event, context);
+                    if is_loaded {
+                        self.review.begin(self.lifecycle.known());
+                    }
                 }
                 Heard::Written(host, at) => _ = self.since.insert(host, at),
-                Heard::Template(template, Some(health)) => self.checks.template(template, health, self.now_ms()),
+                Heard::Template(template, Some(health)) => {
+                    let now_ms = self.now_ms();
+                    self.review.template(template.clone(), self.lifecycle.hosts_of(&template), now_ms);
+                    self.checks.template(template, health, now_ms);
+                }
+                Heard::Grant(host, granted) => self.review.grant(host, granted, self.now_ms()),
                 Heard::Template(template, None) => self.checks.gone(&template),
                 Heard::Templates => self.checks.loaded(),
+                Heard::Grants => self.review.loaded(),
             }
         }
+        self.look_again(false, context);
         self.tell_checks();
     }
 }
@@ -303,13 +364,11 @@ impl Handler<Confirm> for Liveness {
 
     /// Answered when it is written: whoever leads next goes by it.
     fn handle(&mut self, Confirm(template): Confirm, _: &mut Self::Context) -> Self::Result {
-        if !self.lifecycle.acts() {
-            return Box::pin(actix::fut::ready(false));
-        }
+        let Some(term) = self.term.filter(|_| self.lifecycle.acts()) else { return Box::pin(actix::fut::ready(false)) };
         tracing::warn!(%template, "an operator confirms that the silent hosts are gone");
         let now_ms = self.now_ms();
         let effects = self.lifecycle.handle(Event::Confirm { template: template.clone() }, now_ms);
-        let written = futures::future::join_all(effects.into_iter().map(|effect| self.reaper.send(Order(effect))));
+        let written = futures::future::join_all(effects.into_iter().map(|effect| self.reaper.send(Order { effect, term })));
         Box::pin(written.into_actor(self).map(move |written, this, context| {
             let is_written = written.iter().all(|done| matches!(done, Ok(true)));
             if !is_written {
@@ -334,121 +393,4 @@ impl Handler<Ping> for Liveness {
     type Result = ();
 
     fn handle(&mut self, _: Ping, _: &mut Self::Context) {}
-}
-
-/// The connection, on a task of its own.
-struct Listen {
-    options: connect::Options,
-    next: Recipient<Came>,
-}
-
-impl Listen {
-    async fn hand_on(&self, heard: Vec<Heard>) -> Result<(), MailboxError> {
-        if heard.is_empty() { Ok(()) } else { self.next.send(Came(heard)).await }
-    }
-
-    /// Ends with why everything has to be begun anew.
-    async fn run(&self) -> Result<&'static str, Box<dyn std::error::Error + Send + Sync>> {
-        let (client, mut events) = connect::connect(self.options.clone()).await?;
-        let beats = client.subscribe(subjects::BEAT_ALL).await?;
-        let mut elections = futures::stream::select(
-            client.subscribe(subjects::TOPICS_LEADER_ELECTED).await?,
-            client.subscribe(subjects::REGISTRY_LEADER_ELECTED).await?,
-        );
-        let log = Log::registry(client.clone());
-        let made_at = log.made_at().await?;
-        let last = log.last(subjects::REGISTRY_HOSTS).await?.map_or(0, |entry| entry.sequence);
-        let entries = log.follow(subjects::REGISTRY_HOSTS, DeliverPolicy::LastPerSubject).await?;
-        let mut guards = log.follow(subjects::REGISTRY_GUARDS, DeliverPolicy::LastPerSubject).await?;
-        let (catalog, of_templates) = (Log::catalog(client.clone()), subjects::catalog_kind_all(CatalogKind::Template));
-        let last_template = catalog.last(&of_templates).await?.map_or(0, |entry| entry.sequence);
-        let mut templates = catalog.follow(&of_templates, DeliverPolicy::LastPerSubject).await?;
-        let mut check = tokio::time::interval(CHECK_EVERY);
-        check.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut beats, mut entries) = (beats.ready_chunks(DRAIN_MAX), entries.ready_chunks(DRAIN_MAX));
-        let mut loaded = last == 0;
-        let mut begun = vec![Heard::Event(Event::Connected(true))];
-        begun.extend(loaded.then_some(Heard::Event(Event::Loaded)));
-        begun.extend((last_template == 0).then_some(Heard::Templates));
-        self.hand_on(begun).await?;
-        loop {
-            // What the bus says about itself first, then entries: silence is never judged on less than what is known.
-            let heard = tokio::select! {
-                biased;
-                event = events.next() => match event {
-                    None | Some(connect::Event::Closed) => return Ok("the connection is closed"),
-                    Some(connect::Event::Connected) => vec![Heard::Event(Event::Connected(true))],
-                    Some(connect::Event::Disconnected) => vec![Heard::Event(Event::Connected(false))],
-                    Some(connect::Event::SlowConsumer | connect::Event::Missed) => vec![Heard::Event(Event::Deaf(Deaf::Lost))],
-                    Some(_) => continue,
-                },
-                Some(_) = elections.next() => vec![Heard::Event(Event::Deaf(Deaf::Election))],
-                Some(messages) = entries.next() => {
-                    let mut heard = Vec::with_capacity(2 * messages.len());
-                    for message in messages {
-                        let message = message?;
-                        let info = message.info()?;
-                        let (sequence, pending, at) = (info.stream_sequence, info.pending, SystemTime::from(info.published));
-                        if let Some(RegistryKey::Host(host)) = parse_registry(&message.subject) {
-                            let entry: Option<HostEntry> = decode_record(&message.payload).ok();
-                            heard.push(Heard::Written(host.clone(), at));
-                            let enrolled = entry.and_then(|entry| entry.enrolled);
-                            heard.push(Heard::Event(Event::Entry { host, sequence, enrolled }));
-                        }
-                        if !loaded && (pending == 0 || sequence >= last) {
-                            loaded = true;
-                            heard.push(Heard::Event(Event::Loaded));
-                        }
-                    }
-                    heard
-                }
-                Some(message) = guards.next() => {
-                    let message = message?;
-                    match parse_registry(&message.subject) {
-                        Some(RegistryKey::Guard(template)) => {
-                            let record: Option<GuardRecord> = decode_record(&message.payload).ok();
-                            vec![Heard::Event(Event::Guard { template, record })]
-                        }
-                        _ => continue,
-                    }
-                }
-                Some(message) = templates.next() => {
-                    let message = message?;
-                    let read_once = message.info()?.stream_sequence >= last_template;
-                    health(&message).into_iter().chain(read_once.then_some(Heard::Templates)).collect()
-                }
-                _ = check.tick() => {
-                    // Who lost its entries with a stream that was deleted must enrol again, and nothing else would tell this controller.
-                    match log.made_at().await {
-                        Ok(now) if now != made_at => return Ok("REGISTRY is another stream than before"),
-                        _ => continue,
-                    }
-                }
-                Some(messages) = beats.next() => {
-                    metrics::counter!(names::BEATS).increment(messages.len() as u64);
-                    messages.iter().filter_map(beat).map(Heard::Event).collect()
-                }
-                else => return Ok("the subscriptions ended"),
-            };
-            self.hand_on(heard).await?;
-        }
-    }
-}
-
-/// One that cannot be read says nothing: its last good version counts.
-fn health(message: &async_nats::Message) -> Option<Heard> {
-    let name = Name::parse(&message.subject)?;
-    let template = TemplateId::new(name.id()).ok()?;
-    match Document::decode(&name, &message.payload).ok()? {
-        Some(Document::Template(document)) => Some(Heard::Template(template, Some(document.health.clone()))),
-        Some(_) => None,
-        None => Some(Heard::Template(template, None)),
-    }
-}
-
-fn beat(message: &async_nats::Message) -> Option<Event> {
-    let host = subjects::host_of(&message.subject)?;
-    let beat = Beat::decode(&message.payload).ok()?;
-    let answer = message.headers.as_ref().and_then(|headers| headers.get(subjects::ANSWER_TOKEN));
-    Some(Event::Beat { host, boot: boot_text(beat.boot), answer: answer.map(|token| token.as_str().to_owned()) })
 }

@@ -10,6 +10,7 @@ use async_nats::Client;
 use tokio::sync::{Mutex, oneshot, watch};
 
 use super::{MAILBOX_MAX, Ping};
+use crate::fence::{Fences, Unfenced};
 use crate::names;
 use crate::source::config::Source;
 use crate::source::machine::{Answer, Effect, Event, Machine};
@@ -17,6 +18,9 @@ use crate::source::poller::Poller;
 use crate::source::status::{Outcome, Status};
 use crate::source::store::Store;
 use crate::source::{Failed, machine};
+
+/// Items that cannot be read and are logged by name, each time that these change.
+const MALFORMED_LOGGED: usize = 10;
 
 /// Reads the source now; answered when what it says is written.
 #[derive(Message)]
@@ -48,7 +52,10 @@ pub struct SourceActor {
     machine: Machine,
     poller: Arc<Mutex<Poller>>,
     store: Store,
+    fences: Arc<Fences>,
     leading: watch::Receiver<Option<u64>>,
+    /// Told before the runtime goes.
+    ending: watch::Receiver<bool>,
     /// What the machine was told of that.
     led: Option<u64>,
     runtime: tokio::runtime::Handle,
@@ -57,13 +64,17 @@ pub struct SourceActor {
     next_ask: u64,
     wake: Option<SpawnHandle>,
     begun: Option<Instant>,
+    /// What was last said of items that cannot be read.
+    told_malformed: Vec<String>,
 }
 
 impl SourceActor {
     pub fn new(
         config: &Source,
         client: &Client,
+        fences: Arc<Fences>,
         leading: watch::Receiver<Option<u64>>,
+        ending: watch::Receiver<bool>,
         runtime: tokio::runtime::Handle,
         seed: u64,
     ) -> Self {
@@ -71,7 +82,9 @@ impl SourceActor {
             machine: Machine::new(config.id().clone(), config.kind(), config.intervals(), seed),
             poller: Arc::new(Mutex::new(Poller::new(config.clone()))),
             store: Store::new(config.id().clone(), client),
+            fences,
             leading,
+            ending,
             led: None,
             runtime,
             clock: Instant::now(),
@@ -79,6 +92,7 @@ impl SourceActor {
             next_ask: 0,
             wake: None,
             begun: None,
+            told_malformed: Vec::new(),
         }
     }
 
@@ -97,27 +111,45 @@ impl SourceActor {
     fn perform(&mut self, effect: Effect, context: &mut Context<Self>) {
         match effect {
             Effect::Load { run } => {
-                let store = self.store.clone();
-                let load = async move { store.load().await.map(Box::new) };
+                let fenced = self.fenced();
+                let load = async move {
+                    // What was written before the fence is read, and nothing that a leader before this one writes comes after it.
+                    let store = fenced.await.map_err(|error| error.to_string())?;
+                    store.load().await.map(Box::new)
+                };
                 self.begin(context, load, move |result| Event::Loaded { run, result: result.unwrap_or_else(Err) });
             }
             Effect::Poll { run, full, marker } => {
                 self.begun = Some(Instant::now());
-                let (poller, runtime) = (self.poller.clone(), self.runtime.clone());
+                let (poller, runtime, mut ending) = (self.poller.clone(), self.runtime.clone(), self.ending.clone());
                 // On a thread that may wait: a large answer is parsed there as it comes.
-                let thread = self
-                    .runtime
-                    .spawn_blocking(move || runtime.block_on(async { poller.lock().await.poll(full, marker.as_deref()).await }));
+                let thread = self.runtime.spawn_blocking(move || {
+                    runtime.block_on(async {
+                        let poll = async { poller.lock().await.poll(full, marker.as_deref()).await };
+                        tokio::select! {
+                            // First: a runtime that ends takes its clock away, and whoever looks at it then panics.
+                            biased;
+                            _ = ending.wait_for(|ending| *ending) => Err(Failed::new("the controller ends")),
+                            polled = poll => polled,
+                        }
+                    })
+                });
                 let poll = async move { thread.await.unwrap_or_else(|error| Err(Failed::new(error.to_string()))) };
                 let came = |result: Result<_, String>| result.unwrap_or_else(|why| Err(Failed::new(why)));
                 self.begin(context, poll, move |result| Event::Polled { run, result: came(result) });
             }
             Effect::Write { run, plan } => {
-                let (store, source) = (self.store.clone(), self.machine.id().clone());
+                let (fenced, source) = (self.fenced(), self.machine.id().clone());
                 let difference = &plan.difference;
-                let (groups, deleted, hosts) = (difference.puts.len(), difference.deletes.len(), difference.register.len());
-                tracing::info!(%source, groups, deleted, hosts, changes = plan.changes.len(), "a source says something new");
-                let write = async move { store.write(&plan).await };
+                let (groups, groups_deleted) = (difference.puts.len(), difference.deletes.len());
+                let workloads = difference.register.values().map(Vec::len).sum::<usize>();
+                let workloads_removed = difference.remove.values().map(Vec::len).sum::<usize>();
+                let changes = plan.changes.len();
+                tracing::info!(
+                    %source, groups, groups_deleted, workloads, workloads_removed, changes, "a source says something new"
+                );
+                let unfenced = |error: Unfenced| machine::NotWritten { message: error.to_string(), conflict: false };
+                let write = async move { fenced.await.map_err(unfenced)?.write(&plan).await };
                 let unknown = |message| Err(machine::NotWritten { message, conflict: false });
                 self.begin(context, write, move |result| Event::Written { run, result: result.unwrap_or_else(unknown) });
             }
@@ -137,6 +169,12 @@ impl SourceActor {
                 }));
             }
         }
+    }
+
+    /// The store as the leader of the present term writes it.
+    fn fenced(&self) -> impl Future<Output = Result<Store, Unfenced>> + Send + 'static {
+        let (fences, store, led) = (self.fences.clone(), self.store.clone(), self.led);
+        async move { Ok(store.fenced(fences.of(led.ok_or(Unfenced::NotLeading)?).await?)) }
     }
 
     /// Runs something elsewhere; also its panic comes back as an outcome, or the source would wait for it for ever.
@@ -169,11 +207,13 @@ impl SourceActor {
                     tracing::warn!(%source, failures = status.failures, error = %error.message, "a source could not be read; what it said stays");
                 }
                 (Outcome::Held, _, Some(held)) => {
-                    let hint = "confirm with `groupcast sources confirm`, or a later poll agrees";
+                    let hint =
+                        "confirm with `groupcast sources confirm`; unless nothing is left at all, a later poll may agree too";
                     tracing::error!(%source, deletions = held.deletions, hint, "a source wants most of what it owns deleted; held back");
                 }
                 _ => {}
             }
+            self.tell_malformed(&status);
         }
         let gauge = |name: &'static str, value: f64| metrics::gauge!(name, "source" => source.clone()).set(value);
         gauge(names::SOURCE_LAG_SECONDS, status.lag_ms.map_or(-1.0, |lag| lag as f64 / 1e3));
@@ -182,6 +222,23 @@ impl SourceActor {
         gauge(names::SOURCE_MALFORMED, status.malformed as f64);
         gauge(names::SOURCE_WITHHELD, status.withheld as f64);
         gauge(names::SOURCE_HELD_BACK, status.held.as_ref().map_or(0.0, |held| held.deletions as f64));
+    }
+
+    /// Once for each state of it, not with every poll.
+    fn tell_malformed(&mut self, status: &Status) {
+        let source = &status.id;
+        if self.told_malformed == status.malformed_named {
+            return;
+        }
+        self.told_malformed.clone_from(&status.malformed_named);
+        if status.malformed == 0 {
+            return tracing::info!(%source, "every item of a source can be read again");
+        }
+        let hint = format!("their last good versions stay in force; all of them: groupcast get source {source} -o yaml");
+        for item in status.malformed_named.iter().take(MALFORMED_LOGGED) {
+            let (malformed, deletions_stopped) = (status.malformed, status.deletions_stopped);
+            tracing::warn!(%source, malformed, deletions_stopped, item, hint, "an item of a source cannot be read");
+        }
     }
 
     /// Another term is another leader, also where it is this controller again: what is known may be out of date.
@@ -291,7 +348,8 @@ mod tests {
         let (lead, leading) = watch::channel(None);
         // Nothing runs there: nobody comes to tell it.
         let idle = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        let source = SourceActor::new(&config, &client, leading, idle.handle().clone(), 1).start();
+        let (_ending, ending) = watch::channel(false);
+        let source = SourceActor::new(&config, &client, Fences::new(&client), leading, ending, idle.handle().clone(), 1).start();
         let confirm = async || source.send(ConfirmSource).await.expect("an answer");
         assert_eq!(confirm().await, Answer::NotLeading);
         for term in 1..=20 {

@@ -15,6 +15,21 @@ pub fn admit(grant: &Grant, register: &Register, template: &Template) -> Result<
     register.workloads.iter().map(|asked| one(grant, asked, template)).collect()
 }
 
+/// Whether a host may still have what it has registered, by what it is granted and its template says now.
+pub fn stands(grant: &Grant, template: &Template, workload: &Workload) -> Result<(), String> {
+    let asked = RegisterWorkload {
+        workload: workload.id.clone(),
+        network: workload.network.clone(),
+        addresses: workload.addresses.clone(),
+        labels: workload.labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect(),
+        space: workload.space.clone(),
+        app: workload.app.clone(),
+        phase: workload.phase,
+        incarnation: Some(workload.incarnation),
+    };
+    admit(grant, &Register { boot: 0, template: Some(template.id.to_string()), workloads: vec![asked] }, template).map(drop)
+}
+
 fn one(grant: &Grant, asked: &RegisterWorkload, template: &Template) -> Result<Workload, String> {
     let host = &grant.host;
     let refuse = |what: String| Err(format!("workload {}: {what} is not allowed by template {}", asked.workload, template.id));
@@ -29,6 +44,13 @@ fn one(grant: &Grant, asked: &RegisterWorkload, template: &Template) -> Result<W
     }
     if !template.phases.contains(asked.phase) {
         return refuse(format!("phase {:?}", asked.phase));
+    }
+    if let Some(address) = asked.addresses.iter().find(|address| !address.is_host() && !template.wide_prefixes) {
+        let id = &asked.workload;
+        return Err(format!(
+            "workload {id}: {address} is wider than one address, which template {} does not allow: set wide_prefixes: true there",
+            template.id
+        ));
     }
     if let Some(address) = asked.addresses.iter().find(|address| !template.prefixes.iter().any(|wide| covers(*wide, **address))) {
         return refuse(format!("address {address}"));
@@ -102,7 +124,10 @@ mod tests {
         let workload = &ask("h", asked()).unwrap()[0];
         assert_eq!((workload.host.as_str(), workload.labels.len(), workload.template.is_some()), ("h", 1, true));
         let at = |bits| RegisterWorkload { addresses: [Prefix::v4(bits, 32).unwrap()].into(), ..asked() };
-        let rows: [(&str, RegisterWorkload, &str); 9] = [
+        let wide = |len| RegisterWorkload { addresses: [Prefix::v4(0x0a000000, len).unwrap()].into(), ..asked() };
+        let rows: [(&str, RegisterWorkload, &str); 11] = [
+            ("h", wide(31), "10.0.0.0/31 is wider than one address"),
+            ("h", wide(25), "10.0.0.0/25 is wider than one address"),
             ("h", at(0x0a000080), "in no network granted to host h"),
             ("h", at(0x0a000100), "address 10.0.1.0/32 is not allowed by template"),
             ("other", asked(), "may not be used by host other"),
@@ -110,12 +135,20 @@ mod tests {
             ("h", RegisterWorkload { space: Some("bank".parse().unwrap()), ..asked() }, "space bank"),
             ("h", RegisterWorkload { app: Some("a".parse().unwrap()), ..asked() }, "app a"),
             ("h", RegisterWorkload { phase: Phase::Staging, ..asked() }, "phase Staging"),
-            ("h", RegisterWorkload { addresses: [Prefix::v4(0x0a000000, 8).unwrap()].into(), ..asked() }, "address 10.0.0.0/8"),
+            ("h", wide(8), "10.0.0.0/8 is wider than one address"),
             ("h", RegisterWorkload { labels: [("role".to_owned(), "admin".to_owned())].into(), ..asked() }, "label role"),
         ];
         for (host, workload, words) in rows {
             let refused = ask(host, workload).unwrap_err();
             assert!(refused.contains(words), "{refused}");
         }
+        // Where wide ones are allowed they must lie in what template and grant allow all the same.
+        let template = Template { wide_prefixes: true, ..template() };
+        let grant = Grant::new("h".parse().unwrap(), vec![Prefix::v4(0x0a000000, 25).unwrap()]);
+        let ask =
+            |workload| admit(&grant, &Register { boot: 1, template: Some("t".to_owned()), workloads: vec![workload] }, &template);
+        assert!(ask(wide(31)).is_ok() && ask(wide(25)).is_ok());
+        assert!(ask(wide(24)).unwrap_err().contains("in no network granted"));
+        assert!(ask(wide(8)).unwrap_err().contains("address 10.0.0.0/8 is not allowed by template"));
     }
 }

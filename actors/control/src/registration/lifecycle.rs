@@ -206,6 +206,11 @@ impl Lifecycle {
         Some(Seen { suspect: host.suspect, frozen, boot: host.boot.clone(), silent_ms: now_ms.saturating_sub(host.heard_ms) })
     }
 
+    /// Every host that has enrolled itself.
+    pub fn known(&self) -> impl Iterator<Item = &HostId> {
+        self.hosts.keys()
+    }
+
     pub fn hosts(&self) -> usize {
         self.hosts.len()
     }

@@ -12,8 +12,23 @@ use groupcast_policy::ids::HostId;
 
 /// Requests that may wait. With more of them hosts are told to ask again later.
 pub const WAITING_MAX: usize = 20_000;
-/// Requests of one host that may wait: it asks for a few things at a time.
-pub const OF_A_HOST_MAX: usize = 16;
+/// Bytes of all of them.
+pub const WAITING_BYTES_MAX: usize = 256 << 20;
+/// Requests of one host that may wait: a host that starts adds its workloads one by one.
+pub const OF_A_HOST_MAX: usize = 256;
+/// Bytes of one host's: two of the largest messages that the bus carries.
+pub const OF_A_HOST_BYTES_MAX: usize = 2 << 20;
+
+/// What is asked for.
+pub trait Payload: PartialEq + Clone {
+    fn bytes(&self) -> usize;
+}
+
+impl Payload for bytes::Bytes {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+}
 
 /// A request, and where its answer goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,11 +46,14 @@ pub enum Pushed {
     Shared,
     /// Nobody will answer it: too many wait.
     Full,
+    /// Nobody will answer it: too many of this host wait.
+    OwnFull,
 }
 
 #[derive(Debug)]
 struct Line<P> {
     waiting: VecDeque<Request<P>>,
+    bytes: usize,
     /// The request of the host that is being answered.
     busy: Option<Request<P>>,
 }
@@ -46,23 +64,24 @@ pub struct Queue<P> {
     /// Hosts whose turn it is, in order: they have something waiting and nothing being answered.
     ready: VecDeque<HostId>,
     waiting: usize,
+    bytes: usize,
     waiting_max: usize,
     peak: usize,
 }
 
-impl<P: PartialEq + Clone> Default for Queue<P> {
+impl<P: Payload> Default for Queue<P> {
     fn default() -> Self {
         Self::new(WAITING_MAX)
     }
 }
 
-impl<P: PartialEq + Clone> Queue<P> {
+impl<P: Payload> Queue<P> {
     pub fn new(waiting_max: usize) -> Self {
-        Self { lines: HashMap::new(), ready: VecDeque::new(), waiting: 0, waiting_max, peak: 0 }
+        Self { lines: HashMap::new(), ready: VecDeque::new(), waiting: 0, bytes: 0, waiting_max, peak: 0 }
     }
 
     pub fn push(&mut self, host: HostId, request: Request<P>) -> Pushed {
-        let line = self.lines.entry(host.clone()).or_insert_with(|| Line { waiting: VecDeque::new(), busy: None });
+        let line = self.lines.entry(host.clone()).or_insert_with(|| Line { waiting: VecDeque::new(), bytes: 0, busy: None });
         // Only the last one: what came between may have changed what an earlier one means.
         if let Some(last) = line.waiting.back_mut().filter(|last| last.payload == request.payload) {
             last.answer = request.answer;
@@ -71,16 +90,21 @@ impl<P: PartialEq + Clone> Queue<P> {
         if line.waiting.is_empty() && line.busy.as_ref() == Some(&request) {
             return Pushed::Shared;
         }
-        if self.waiting >= self.waiting_max || line.waiting.len() >= OF_A_HOST_MAX {
+        let bytes = request.payload.bytes();
+        let is_full = self.waiting >= self.waiting_max || self.bytes.saturating_add(bytes) > WAITING_BYTES_MAX;
+        let is_own_full = line.waiting.len() >= OF_A_HOST_MAX || line.bytes.saturating_add(bytes) > OF_A_HOST_BYTES_MAX;
+        if is_full || is_own_full {
             if line.waiting.is_empty() && line.busy.is_none() {
                 self.lines.remove(&host);
             }
-            return Pushed::Full;
+            return if is_own_full { Pushed::OwnFull } else { Pushed::Full };
         }
         if line.waiting.is_empty() && line.busy.is_none() {
             self.ready.push_back(host);
         }
         line.waiting.push_back(request);
+        line.bytes += bytes;
+        self.bytes += bytes;
         self.waiting += 1;
         self.peak = self.peak.max(self.waiting);
         Pushed::Waits
@@ -92,6 +116,9 @@ impl<P: PartialEq + Clone> Queue<P> {
         let line = self.lines.get_mut(&host)?;
         let request = line.waiting.pop_front()?;
         line.busy = Some(request.clone());
+        let bytes = request.payload.bytes();
+        line.bytes -= bytes;
+        self.bytes -= bytes;
         self.waiting -= 1;
         Some((host, request))
     }
@@ -122,6 +149,15 @@ mod tests {
     fn host(name: &str) -> HostId {
         name.parse().unwrap()
     }
+
+    impl Payload for u32 {
+        fn bytes(&self) -> usize {
+            if *self > HEAVY { (*self - HEAVY) as usize } else { 1 }
+        }
+    }
+
+    /// A request of more than this weighs what is above it.
+    const HEAVY: u32 = 1_000_000;
 
     fn asks(payload: u32, answer: &str) -> Request<u32> {
         Request { payload, answer: answer.to_owned() }
@@ -200,7 +236,25 @@ mod tests {
         for payload in 0..OF_A_HOST_MAX as u32 {
             assert_eq!(queue.push(host("a"), asks(payload, "t")), Pushed::Waits);
         }
-        assert_eq!(queue.push(host("a"), asks(99, "t")), Pushed::Full);
-        assert_eq!(queue.push(host("b"), asks(99, "t")), Pushed::Waits, "one host does not crowd out another");
+        assert_eq!(queue.push(host("a"), asks(999, "t")), Pushed::OwnFull);
+        assert_eq!(queue.push(host("b"), asks(999, "t")), Pushed::Waits, "one host does not crowd out another");
+    }
+
+    #[test]
+    fn beyond_so_many_bytes_nothing_waits() {
+        let mut queue = Queue::default();
+        let most = OF_A_HOST_BYTES_MAX as u32 + HEAVY;
+        assert_eq!(queue.push(host("a"), asks(most + 1, "t")), Pushed::OwnFull);
+        assert!(queue.lines.is_empty());
+        assert_eq!(queue.push(host("a"), asks(most, "t")), Pushed::Waits);
+        assert_eq!(queue.push(host("a"), asks(1, "t")), Pushed::OwnFull);
+        queue.take();
+        assert_eq!(queue.push(host("a"), asks(1, "t")), Pushed::Waits, "what is being answered does not wait");
+        let mut queue = Queue::default();
+        let hosts = WAITING_BYTES_MAX / OF_A_HOST_BYTES_MAX;
+        for number in 0..hosts {
+            assert_eq!(queue.push(host(&format!("h{number}")), asks(most, "t")), Pushed::Waits);
+        }
+        assert_eq!(queue.push(host("late"), asks(1, "t")), Pushed::Full);
     }
 }

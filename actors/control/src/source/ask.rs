@@ -8,9 +8,11 @@ use super::status::Status;
 #[serde(tag = "ask", rename_all = "snake_case")]
 pub enum Ask {
     List,
-    /// Reads all of this source now; answered when what it says is compiled and published.
+    /// Reads this source now, all of it unless it need not be full; answered when what it says is compiled and published.
     Poll {
         id: String,
+        #[serde(default = "yes")]
+        full: bool,
     },
     /// What was held back is meant.
     Confirm {
@@ -18,6 +20,20 @@ pub enum Ask {
     },
     /// Asks every source whether something is new; answered when that is written.
     Fresh,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+impl Ask {
+    /// The source it is about, where it is about one.
+    pub fn source(&self) -> Option<&str> {
+        match self {
+            Self::Poll { id, .. } | Self::Confirm { id } => Some(id),
+            Self::List | Self::Fresh => None,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,8 +4,12 @@
 //! A listing is by pages of the order of creation. Something deleted under it would shift what follows, and a page would begin too late:
 //! so each page is one item shorter than the one before, which makes them overlap, and where they do they must agree. And the time of
 //! the last change is asked again after every page. Either sign makes the listing begin again.
+//!
+//! Pages that agree where they overlap have missed nothing that was there all the time, whatever was changed meanwhile: as long as the last item
+//! of a page keeps its place, so do all after it. So a server that is changed all the time is listed in spite of it; only the time of
+//! before is remembered then, and the next poll lists again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::Read;
 use std::sync::Arc;
@@ -17,12 +21,16 @@ use groupcast_policy::written::{Node, cloud_foundry};
 
 use super::session::{Reply, Session, Uaa};
 use super::transport::{Endpoint, Transport};
-use super::{Failed, Observation, Polled, Problems, page};
+use super::{Failed, Observation, Polled, page};
 
 /// Listings that are begun in one poll.
 pub const LISTINGS_MAX: u32 = 6;
+/// Listings that are begun again because the time of the last change moved; after these the pages must do.
+pub const LISTINGS_MOVED_MAX: u32 = 2;
 /// Pause before the second listing; it doubles.
 pub const LISTING_PAUSE: Duration = Duration::from_millis(250);
+/// What is shown of an identity, in characters.
+const IDENTITY_SHOWN: usize = 80;
 /// Longest answer that says a time, in bytes.
 const TIME_BYTES_MAX: u64 = 4_096;
 
@@ -54,7 +62,10 @@ struct Item {
 }
 
 struct Bad {
+    /// Which of ours it is.
     id: Option<GroupId>,
+    /// It says what it is called, and nothing of ours can be called that.
+    foreign: bool,
     words: String,
 }
 
@@ -68,7 +79,9 @@ struct Listed {
 /// Why a listing cannot be used.
 enum Broken {
     /// Something changed under it.
-    Moved(&'static str),
+    Moved(String),
+    /// The time of the last change is another than when it began.
+    TimeMoved,
     Failed(Failed),
 }
 
@@ -90,15 +103,19 @@ impl CloudController {
             return Ok(Polled::Unchanged);
         }
         let mut pause = LISTING_PAUSE;
-        let mut why = "";
+        let (mut why, mut times_moved) = (String::new(), 0);
         for listing in 0..LISTINGS_MAX {
             if listing > 0 {
                 transport.pause(pause).await;
                 pause *= 2;
             }
-            match self.list(transport, &mut time).await {
+            match self.list(transport, &mut time, times_moved < LISTINGS_MOVED_MAX).await {
                 Ok(observation) => return Ok(Polled::Observed(Box::new(observation))),
                 Err(Broken::Moved(what)) => why = what,
+                Err(Broken::TimeMoved) => {
+                    times_moved += 1;
+                    why = "groups were changed meanwhile".to_owned();
+                }
                 Err(Broken::Failed(failed)) => return Err(failed),
             }
         }
@@ -129,11 +146,19 @@ impl CloudController {
         }
     }
 
-    async fn list<X: Transport>(&mut self, transport: &X, time: &mut Option<String>) -> Result<Observation, Broken> {
+    /// `strictly`: a time of the last change that moves makes it begin again.
+    async fn list<X: Transport>(
+        &mut self,
+        transport: &X,
+        time: &mut Option<String>,
+        strictly: bool,
+    ) -> Result<Observation, Broken> {
         let mut found = Found::default();
         let mut last: Option<String> = None;
+        let before = time.clone();
         for number in 1.. {
             let size = (self.page_size + 1).saturating_sub(number);
+            let begins = (number - 1) * size;
             let page = self.page(transport, number, size).await?;
             if !covers(self.page_size, page.total) {
                 return Err(Failed::new(format!(
@@ -148,21 +173,30 @@ impl CloudController {
             let now = self.last_update(transport).await?;
             if now != *time {
                 *time = now;
-                return Err(Broken::Moved("groups were changed meanwhile"));
+                if strictly {
+                    return Err(Broken::TimeMoved);
+                }
             }
             if let Some(last) = &last
                 && page.items.get(number - 2).is_none_or(|(_, item)| item.identity != *last)
             {
-                return Err(Broken::Moved("a group was deleted between two pages"));
+                return Err(Broken::Moved("a group was deleted between two pages".to_owned()));
+            }
+            // A page that says how many there are and shows others is not to be believed about what is gone.
+            let ends = begins + page.items.len();
+            if (page.more && page.items.len() != size) || (!page.more && ends != page.total) {
+                let words = format!("page {number} ends at group {ends} and says that there are {}", page.total);
+                return Err(Broken::Moved(words));
             }
             last = page.items.last().map(|(_, item)| item.identity.clone());
-            found.take(page.items);
+            found.take(begins, page.items);
             if !page.more {
                 break;
             }
         }
-        self.known = Arc::new(Known { key: self.known.key, items: std::mem::take(&mut found.known) });
-        Ok(found.observation(time.clone()))
+        self.known = Arc::new(Known { key: self.known.key, items: found.good() });
+        // What came while it was listed may not be in it: that is seen by the time of before.
+        Ok(Observation { costly: before.is_none(), marker: before, ..found.observation() })
     }
 
     async fn page<X: Transport>(&mut self, transport: &X, number: usize, size: usize) -> Result<Listed, Failed> {
@@ -171,10 +205,18 @@ impl CloudController {
         let parse = move |body: &mut dyn Read| {
             let mut items = Vec::new();
             let beside = page::read(body, "resources", &["pagination"], &mut |index, bytes| {
-                let hash = known.hash(bytes);
-                let item = match known.items.get(&hash) {
-                    Some(item) => item.clone(),
-                    None => Arc::new(item(&id, &page::node(bytes)?, index)),
+                let (hash, item) = match bytes {
+                    Ok(bytes) => {
+                        let hash = known.hash(bytes);
+                        let read = || Ok::<_, String>(Arc::new(item(&id, &page::node(bytes)?, index)));
+                        (hash, known.items.get(&hash).cloned().map_or_else(read, Ok)?)
+                    }
+                    Err(too_long) => {
+                        let hash = known.hash(too_long.begins);
+                        let words = format!("security group at index {index}: {too_long}");
+                        let read = Err(Bad { id: None, foreign: false, words });
+                        (hash, Arc::new(Item { identity: format!("{hash:032x}"), read }))
+                    }
                 };
                 items.push((hash, item));
                 Ok(())
@@ -207,47 +249,57 @@ fn item(source: &SourceId, node: &Node, index: usize) -> Item {
         "" => format!("{} {}", text("created_at"), text("name")),
         guid => guid.to_owned(),
     };
-    let read = cloud_foundry::group(source, node, index).map(Arc::new).map_err(|problems| Bad {
-        id: GroupId::new(&format!("{source}-{}", text("guid"))).ok().filter(|_| !text("guid").is_empty()),
-        words: problems.iter().take(3).map(ToString::to_string).collect::<Vec<_>>().join("; "),
+    let named = !text("guid").is_empty();
+    let read = cloud_foundry::group(source, node, index).map(Arc::new).map_err(|problems| {
+        let id = GroupId::new(&format!("{source}-{}", text("guid"))).ok().filter(|_| named);
+        let words = problems.iter().take(3).map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        Bad { foreign: named && id.is_none(), id, words }
     });
     Item { identity, read }
 }
 
+/// Items by their places in the listing.
 #[derive(Default)]
-struct Found {
-    known: HashMap<u128, Arc<Item>>,
-    groups: BTreeMap<GroupId, Arc<Group>>,
-    bad: BTreeMap<String, Arc<Item>>,
-}
+struct Found(BTreeMap<usize, (u128, Arc<Item>)>);
 
 impl Found {
     /// Where pages overlap, the later one counts.
-    fn take(&mut self, items: Vec<(u128, Arc<Item>)>) {
-        for (hash, item) in items {
-            match &item.read {
-                Ok(group) => {
-                    self.bad.remove(&item.identity);
-                    self.groups.insert(group.id.clone(), group.clone());
-                    self.known.insert(hash, item);
-                }
-                Err(bad) => {
-                    bad.id.iter().for_each(|id| drop(self.groups.remove(id)));
-                    self.bad.insert(item.identity.clone(), item);
-                }
-            }
-        }
+    fn take(&mut self, begins: usize, items: Vec<(u128, Arc<Item>)>) {
+        self.0.extend((begins..).zip(items));
     }
 
-    fn observation(self, marker: Option<String>) -> Observation {
-        let mut problems = Problems::default();
-        let mut kept_groups = std::collections::BTreeSet::new();
-        for bad in self.bad.values().filter_map(|item| item.read.as_ref().err()) {
-            problems.add(&bad.words);
-            problems.nameless |= bad.id.is_none();
-            kept_groups.extend(bad.id.clone());
+    fn good(&self) -> HashMap<u128, Arc<Item>> {
+        self.0.values().filter(|(_, item)| item.read.is_ok()).cloned().collect()
+    }
+
+    fn observation(self) -> Observation {
+        let mut seen = Observation::default();
+        let (mut identities, mut twins) = (BTreeSet::new(), BTreeSet::new());
+        for (_, item) in self.0.values() {
+            if !identities.insert(&item.identity) {
+                twins.insert(&item.identity);
+            }
         }
-        Observation { groups: self.groups, kept_groups, problems, marker, ..Observation::default() }
+        for (_, item) in self.0.values() {
+            match &item.read {
+                Ok(group) if twins.contains(&item.identity) => drop(seen.kept_groups.insert(group.id.clone())),
+                Ok(group) => drop(seen.groups.insert(group.id.clone(), group.clone())),
+                Err(Bad { id: Some(id), words, .. }) => {
+                    seen.problems.add(words);
+                    seen.kept_groups.insert(id.clone());
+                }
+                Err(Bad { foreign: true, words, .. }) => seen.problems.add(words),
+                Err(bad) => seen.problems.add_nameless(&bad.words),
+            }
+        }
+        for twin in twins {
+            // Which of them is meant is not known.
+            let twin = twin.chars().take(IDENTITY_SHOWN).collect::<String>();
+            seen.problems.add(format!(
+                "security group {twin:?} stands there twice: what was known of it stays; ask the server's operator"
+            ));
+        }
+        seen
     }
 }
 
@@ -263,7 +315,10 @@ pub const fn covers(page_size: usize, total: usize) -> bool {
 
 /// The smallest page size that can list so many.
 pub fn page_size_for(total: usize) -> usize {
-    (1..).find(|size| covers(*size, total)).unwrap_or(usize::MAX)
+    // Pages of twice the root always hold them, and of somewhat less never do: the total is a stranger's number, not one to count up to.
+    let root = total.isqrt();
+    let least = root.saturating_mul(2).saturating_sub(2).max(1);
+    (least..least + 8).find(|size| covers(*size, total)).unwrap_or(least + 8)
 }
 
 #[cfg(test)]
@@ -278,5 +333,9 @@ mod tests {
             assert_eq!(by_trying, Some(holds));
         }
         assert_eq!([page_size_for(6), page_size_for(7), page_size_for(20_000)], [4, 5, 282]);
+        for total in (0..2_000).chain([i64::MAX as usize]) {
+            let size = page_size_for(total);
+            assert!(covers(size, total) && (size == 1 || !covers(size - 1, total)), "{total}: {size}");
+        }
     }
 }

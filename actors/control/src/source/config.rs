@@ -13,6 +13,10 @@ pub const PAGE_SIZE_MAX: usize = 5_000;
 pub const ID_LEN_MAX: usize = 27;
 /// No source is asked more often.
 pub const POLL_INTERVAL_MIN: Duration = Duration::from_millis(50);
+/// Two polls that follow each other faster see the same mishap.
+pub const HOLD_INTERVAL_MIN: Duration = Duration::from_secs(1);
+/// No interval is longer.
+pub const INTERVAL_MAX: Duration = Duration::from_secs(30 * 24 * 3_600);
 /// Sources of one controller.
 pub const SOURCES_MAX: usize = 64;
 
@@ -42,10 +46,12 @@ pub struct CloudController {
     pub client_cert_file: Option<PathBuf>,
     #[serde(default)]
     pub client_key_file: Option<PathBuf>,
-    #[serde(default = "a_minute", deserialize_with = "duration")]
+    #[serde(default = "a_second", deserialize_with = "duration")]
     pub poll_interval: Duration,
     #[serde(default = "ten_minutes", deserialize_with = "duration")]
     pub full_sync_interval: Duration,
+    #[serde(default = "a_minute", deserialize_with = "duration")]
+    pub hold_interval: Duration,
     #[serde(default = "largest_page")]
     pub page_size: usize,
     #[serde(default = "half_a_minute", deserialize_with = "duration")]
@@ -80,10 +86,12 @@ pub struct Neutron {
     pub client_cert_file: Option<PathBuf>,
     #[serde(default)]
     pub client_key_file: Option<PathBuf>,
-    #[serde(default = "half_a_minute", deserialize_with = "duration")]
+    #[serde(default = "five_seconds", deserialize_with = "duration")]
     pub poll_interval: Duration,
     #[serde(default = "ten_minutes", deserialize_with = "duration")]
     pub full_sync_interval: Duration,
+    #[serde(default = "a_minute", deserialize_with = "duration")]
+    pub hold_interval: Duration,
     #[serde(default = "neutron_page")]
     pub page_size: usize,
     #[serde(default = "half_a_minute", deserialize_with = "duration")]
@@ -101,8 +109,16 @@ pub struct Directory {
     pub poll_interval: Duration,
     #[serde(default = "ten_minutes", deserialize_with = "duration")]
     pub full_sync_interval: Duration,
+    #[serde(default = "a_minute", deserialize_with = "duration")]
+    pub hold_interval: Duration,
 }
 
+const fn a_second() -> Duration {
+    Duration::from_secs(1)
+}
+const fn five_seconds() -> Duration {
+    Duration::from_secs(5)
+}
 const fn a_minute() -> Duration {
     Duration::from_secs(60)
 }
@@ -165,6 +181,7 @@ pub struct Table {
     pub client_key_file: Option<PathBuf>,
     pub poll_interval: Option<String>,
     pub full_sync_interval: Option<String>,
+    pub hold_interval: Option<String>,
     pub page_size: Option<usize>,
     pub timeout: Option<String>,
 }
@@ -214,19 +231,22 @@ pub fn section() -> Section {
             key("ca_file", "those of the system", "Authorities to trust, in PEM; only these"),
             key("client_cert_file", "", "Certificate to show, in PEM"),
             key("client_key_file", "", "Its key, in PEM"),
-            key("poll_interval", "60s, 30s or 500ms by kind", "How often it is asked whether something is new"),
+            key("poll_interval", "1s, 5s or 500ms by kind", "How often it is asked whether something is new"),
             key("full_sync_interval", "10m", "How often all of it is read, whatever it says about changes"),
+            key("hold_interval", "60s", "How long most of it must be gone before that is believed"),
             key("page_size", "5000 or 1000 by kind", "Items of one page"),
             key("timeout", "30s", "How long one call may take"),
         ],
     )
 }
 
-/// How often a source is asked, and how often it is asked for everything.
+/// How often a source is asked, how often it is asked for everything, and when it is believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Intervals {
     pub poll: Duration,
     pub full_sync: Duration,
+    /// Most of it gone is believed when a poll so much later agrees.
+    pub hold: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -259,11 +279,12 @@ impl Source {
     }
 
     pub const fn intervals(&self) -> Intervals {
-        match self {
-            Self::CloudController(source) => Intervals { poll: source.poll_interval, full_sync: source.full_sync_interval },
-            Self::Neutron(source) => Intervals { poll: source.poll_interval, full_sync: source.full_sync_interval },
-            Self::Directory(source) => Intervals { poll: source.poll_interval, full_sync: source.full_sync_interval },
-        }
+        let (poll, full_sync, hold) = match self {
+            Self::CloudController(source) => (source.poll_interval, source.full_sync_interval, source.hold_interval),
+            Self::Neutron(source) => (source.poll_interval, source.full_sync_interval, source.hold_interval),
+            Self::Directory(source) => (source.poll_interval, source.full_sync_interval, source.hold_interval),
+        };
+        Intervals { poll, full_sync, hold }
     }
 
     /// What is wrong with it by itself.
@@ -277,6 +298,12 @@ impl Source {
         }
         if intervals.full_sync < intervals.poll {
             return wrong("full_sync_interval", "is below poll_interval: raise it");
+        }
+        if intervals.hold < HOLD_INTERVAL_MIN {
+            return wrong("hold_interval", "is below 1s: two polls that follow on each other's heels see the same mishap");
+        }
+        if INTERVAL_MAX < intervals.poll.max(intervals.full_sync).max(intervals.hold) {
+            return wrong("poll_interval", "or another interval is above 30days: shorten it");
         }
         let url = |text: &str| text.starts_with("https://") || text.starts_with("http://");
         match self {
@@ -361,10 +388,11 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_documentation() {
         let Ok(Source::CloudController(source)) = parse(cloud("cf")) else { panic!("valid") };
-        assert_eq!((source.poll_interval, source.full_sync_interval, source.page_size), (a_minute(), ten_minutes(), 5_000));
+        assert_eq!((source.poll_interval, source.full_sync_interval, source.page_size), (a_second(), ten_minutes(), 5_000));
+        assert_eq!(source.hold_interval, a_minute());
         let directory = parse(serde_json::json!({"kind": "directory", "id": "files", "path": "groups.d"})).unwrap();
         assert_eq!(directory.intervals().poll, half_a_second());
-        let neutron = serde_json::json!({"kind": "neutron", "id": "os", "url": "http://n", "auth_url": "http://k", "poll_interval": "5s",
+        let neutron = serde_json::json!({"kind": "neutron", "id": "os", "url": "http://n", "auth_url": "http://k",
             "application_credential_id": "a", "application_credential_secret_file": "/s"});
         assert_eq!(parse(neutron).unwrap().intervals().poll, Duration::from_secs(5));
     }
@@ -380,7 +408,9 @@ mod tests {
             ("poll_intervall", "60s".into(), "unknown field `poll_intervall`"),
             ("poll_interval", "soon".into(), "\"soon\""),
             ("poll_interval", "1ms".into(), "source cf: poll_interval is below 50ms"),
-            ("full_sync_interval", "1s".into(), "full_sync_interval is below poll_interval"),
+            ("full_sync_interval", "500ms".into(), "full_sync_interval is below poll_interval"),
+            ("hold_interval", "999ms".into(), "hold_interval is below 1s"),
+            ("full_sync_interval", "31days".into(), "above 30days"),
             ("page_size", 0.into(), "page_size"),
             ("page_size", 5_001.into(), "page_size"),
             ("url", "api".into(), "url is no URL"),

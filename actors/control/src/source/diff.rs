@@ -40,13 +40,13 @@ impl Difference {
 
     /// Names of everything that would be gone, or would allow nothing any more.
     pub fn deletions(&self) -> BTreeSet<String> {
-        self.deletes.iter().map(|(id, _)| id).chain(&self.emptied).map(GroupId::to_string).collect()
+        self.deletes.iter().map(|(id, _)| id).chain(&self.emptied).map(|id| format!("group {id}")).collect()
     }
 
     /// Workloads that would be gone, not those that move.
     pub fn removals(&self, observed: &Observation) -> BTreeSet<String> {
         let gone = self.remove.values().flatten().filter(|(_, id)| !observed.workloads.contains_key(id));
-        gone.map(|(_, id)| id.to_string()).collect()
+        gone.map(|(_, id)| format!("workload {id}")).collect()
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -23,6 +24,8 @@ pub const FILES_MAX: usize = 10_000;
 pub const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// How long files must have held still.
 pub const STILL: Duration = Duration::from_millis(100);
+/// Whoever opens something without waiting for it.
+const O_NONBLOCK: i32 = 0o4000;
 /// Looks at files that do not hold still, in one poll.
 pub const LOOKS_MAX: u32 = 20;
 
@@ -50,28 +53,36 @@ impl Directory {
 
     pub async fn poll(&mut self, full: bool, marker: Option<&str>) -> Result<Polled, Failed> {
         let mut before = self.look().await?;
-        if !full && Some(before.as_str()) == marker {
+        if !full && Some(mark(&before).as_str()) == marker {
             return Ok(Polled::Unchanged);
         }
-        for _ in 0..LOOKS_MAX {
+        for look_number in 1.. {
             // Somebody may be in the middle of writing a file, and the part that is there may read well.
             tokio::time::sleep(STILL).await;
             let path = self.path.clone();
             let read = tokio::task::spawn_blocking(move || (read(&path), look(&path))).await;
             let (files, after) = read.map_err(|error| Failed::new(error.to_string()))?;
-            let (files, after) = (files?, after?);
-            if before != after {
+            let (mut files, after) = (files?, after?);
+            if before != after && look_number < LOOKS_MAX {
                 before = after;
                 continue;
             }
+            // One that is written all the time spoils only itself.
+            for (name, content) in &mut files {
+                if before.get(name) != after.get(name) {
+                    *content = Err("it is written all the time: what it said stays".to_owned());
+                }
+            }
             let mut observation = observe(&self.id, &files, &mut self.good);
-            observation.marker = Some(after);
+            observation.marker = (before == after).then(|| mark(&after));
+            // As likely a volume that is not mounted as one that nobody wants any more.
+            observation.doubtful = files.is_empty();
             return Ok(Polled::Observed(Box::new(observation)));
         }
-        Err(Failed::new(format!("{} is written to all the time: what was known stays", self.path.display())))
+        Err(Failed::new(format!("{} cannot be read", self.path.display())))
     }
 
-    async fn look(&self) -> Result<String, Failed> {
+    async fn look(&self) -> Result<Marks, Failed> {
         let path = self.path.clone();
         tokio::task::spawn_blocking(move || look(&path)).await.map_err(|error| Failed::new(error.to_string()))?
     }
@@ -99,35 +110,62 @@ fn names(path: &Path) -> Result<Vec<String>, Failed> {
     Ok(names)
 }
 
-/// Changes whenever a file does.
-fn look(path: &Path) -> Result<String, Failed> {
+/// What changes of a file whenever it does: its size, times and place; nothing where it cannot be looked at.
+type Marks = BTreeMap<String, Option<(u64, u128, u64, i64, bool)>>;
+
+fn look(path: &Path) -> Result<Marks, Failed> {
     use std::os::unix::fs::MetadataExt;
-    let mut all = String::new();
-    for name in names(path)? {
-        let about = std::fs::metadata(path.join(&name));
-        let mark = about.map(|about| {
+    let mark = |name: String| {
+        let about = std::fs::metadata(path.join(&name)).ok().map(|about| {
             let at = about.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
             (about.len(), at.as_nanos(), about.ino(), about.ctime_nsec(), about.is_file())
         });
-        let _ = writeln!(all, "{name} {:?}", mark.ok()); // writing to a string
+        (name, about)
+    };
+    Ok(names(path)?.into_iter().map(mark).collect())
+}
+
+/// All of it in short.
+fn mark(marks: &Marks) -> String {
+    let mut all = String::new();
+    for (name, mark) in marks {
+        let _ = writeln!(all, "{name} {mark:?}"); // writing to a string
     }
-    Ok(format!("{:032x}", xxhash_rust::xxh3::xxh3_128(all.as_bytes())))
+    format!("{:032x}", xxhash_rust::xxh3::xxh3_128(all.as_bytes()))
 }
 
 /// Names and contents; the folder itself must be there, a single file need not be readable.
 pub type Files = Vec<(String, Result<String, String>)>;
 
 fn read(path: &Path) -> Result<Files, Failed> {
-    let content = |name: &String| {
-        let file = path.join(name);
-        let about = std::fs::metadata(&file).map_err(|error| error.to_string())?;
-        match about.len() {
-            _ if !about.is_file() => Err("it is no file".to_owned()),
-            bytes if bytes > FILE_BYTES_MAX => Err(format!("it is {bytes} bytes, at most {FILE_BYTES_MAX} are read: split it")),
-            _ => std::fs::read_to_string(&file).map_err(|error| error.to_string()),
-        }
-    };
-    Ok(names(path)?.into_iter().map(|name| (name.clone(), content(&name))).collect())
+    let within = path.canonicalize().map_err(|error| Failed::new(format!("{} cannot be read: {error}", path.display())))?;
+    Ok(names(path)?.into_iter().map(|name| (name.clone(), content(&within, &name))).collect())
+}
+
+/// What a file of the folder says. A link may lead to another place in the folder, as volumes of containers have them, and nowhere else:
+/// what is wrong with a file is shown to everybody, and what lies elsewhere is not for everybody.
+fn content(folder: &Path, name: &str) -> Result<String, String> {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+    let path = folder.join(name);
+    let told = |error: std::io::Error| error.to_string();
+    // Whoever opens a pipe would wait for its other end.
+    let about = std::fs::metadata(&path).map_err(told)?;
+    if !about.is_file() {
+        return Err("it is no file".to_owned());
+    }
+    let file = std::fs::File::options().read(true).custom_flags(O_NONBLOCK).open(&path).map_err(told)?;
+    // Where what is open really lies, whatever the link says by now.
+    let opened = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(told)?;
+    if !opened.starts_with(folder) {
+        return Err("it is a link to something outside of the folder, which is not read: put the file itself there".to_owned());
+    }
+    let mut text = String::new();
+    let count = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(told)?;
+    if count as u64 > FILE_BYTES_MAX {
+        return Err(format!("it is longer than {FILE_BYTES_MAX} bytes: split it"));
+    }
+    Ok(text)
 }
 
 /// What the files say, given what each last said.
@@ -141,18 +179,33 @@ pub fn observe(source: &SourceId, files: &[(String, Result<String, String>)], go
             Ok((groups, problems)) => {
                 let mut last = Last { groups, ..Last::default() };
                 for (id, why) in problems {
-                    seen.problems.add(format!("file {name}: {why}"));
+                    let words = format!("file {name}: {why}");
                     match id {
-                        Some(id) => drop(last.kept.insert(id)),
-                        None => last.nameless = true,
+                        Some(id) => {
+                            seen.problems.add(words);
+                            last.kept.insert(id);
+                        }
+                        None => {
+                            seen.problems.add_nameless(words);
+                            last.nameless = true;
+                        }
                     }
                 }
                 last
             }
             Err(why) => {
-                seen.problems.add(format!("file {name}: {why}"));
-                // Where nobody knows what it said, it may be any of what is known.
-                good.get(name).cloned().unwrap_or(Last { nameless: true, ..Last::default() })
+                let words = format!("file {name}: {why}");
+                match good.get(name) {
+                    Some(last) => {
+                        seen.problems.add(words);
+                        last.clone()
+                    }
+                    // Where nobody knows what it said, it may be any of what is known.
+                    None => {
+                        seen.problems.add_nameless(words);
+                        Last { nameless: true, ..Last::default() }
+                    }
+                }
             }
         };
         seen.problems.nameless |= last.nameless;
@@ -181,6 +234,9 @@ pub fn observe(source: &SourceId, files: &[(String, Result<String, String>)], go
 fn documents(source: &SourceId, name: &str, text: &str) -> Result<(Vec<Arc<Group>>, Vec<(Option<GroupId>, String)>), String> {
     let format = if name.ends_with(".json") { Format::Json } else { Format::Yaml };
     let nodes = written::nodes(format, text).map_err(|problem| problem.message)?;
+    if nodes.is_empty() && !says_no_groups(text) {
+        return Err("it is empty: what it said stays; delete the file, or write [], if that is meant".to_owned());
+    }
     let (mut groups, mut wrong) = (Vec::new(), Vec::new());
     for (index, node) in nodes.iter().enumerate() {
         match group(source, node, index) {
@@ -192,6 +248,11 @@ fn documents(source: &SourceId, name: &str, text: &str) -> Result<(Vec<Arc<Group
         }
     }
     Ok((groups, wrong))
+}
+
+/// A list without groups is meant; nothing at all is what a full disk leaves, or a writer that was ended.
+fn says_no_groups(text: &str) -> bool {
+    text.lines().any(|line| line.trim_start().starts_with('['))
 }
 
 fn group(source: &SourceId, node: &Node, index: usize) -> Result<Group, String> {

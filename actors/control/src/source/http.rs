@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -13,8 +13,8 @@ use super::transport::{Endpoint, Head, Method, Request, Transport};
 
 /// How long a server has to take a connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest answer, in bytes.
-pub const ANSWER_BYTES_MAX: u64 = 256 * 1024 * 1024;
+/// Longest answer, in bytes. What is made of it takes several times as much memory.
+pub const ANSWER_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// Pieces of an answer that wait to be read.
 const PIECES_MAX: usize = 16;
 
@@ -101,7 +101,7 @@ impl Transport for Http {
         let answer = call.send().await.map_err(|error| self.told(base, &error))?;
         let head = head(&answer);
         if let Some(bytes) = answer.content_length().filter(|bytes| *bytes > ANSWER_BYTES_MAX) {
-            return Err(format!("{base} answers {bytes} bytes, at most {ANSWER_BYTES_MAX} are read"));
+            return Err(format!("{base} answers {bytes} bytes, at most {ANSWER_BYTES_MAX} are read: lower page_size"));
         }
         let (pieces, receiver) = mpsc::channel(PIECES_MAX);
         let reading = tokio::task::spawn_blocking(move || read(head, &mut Body::new(receiver)));
@@ -149,9 +149,19 @@ fn head(answer: &Response) -> Head {
     let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok());
     Head {
         status: answer.status().as_u16(),
-        retry_after: header("retry-after").and_then(|text| text.parse().ok()).map(Duration::from_secs),
+        retry_after: header("retry-after").and_then(|text| retry_after(text, header("date"), SystemTime::now())),
         subject_token: header("x-subject-token").map(str::to_owned),
     }
+}
+
+/// How long a server wants to be left alone: in seconds, or until a date by its own clock where it says what time that shows.
+pub fn retry_after(text: &str, date: Option<&str>, now: SystemTime) -> Option<Duration> {
+    if let Ok(seconds) = text.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let until = httpdate::parse_http_date(text).ok()?;
+    let theirs = date.and_then(|date| httpdate::parse_http_date(date).ok()).unwrap_or(now);
+    Some(until.duration_since(theirs).unwrap_or_default())
 }
 
 enum Piece {
@@ -181,7 +191,7 @@ impl Read for Body {
                 Some(Piece::Bytes(bytes)) => {
                     self.bytes += bytes.len() as u64;
                     if self.bytes > ANSWER_BYTES_MAX {
-                        return Err(io::Error::other(format!("more than {ANSWER_BYTES_MAX} bytes")));
+                        return Err(io::Error::other(format!("more than {ANSWER_BYTES_MAX} bytes: lower page_size")));
                     }
                     self.piece = bytes;
                 }
@@ -192,5 +202,30 @@ impl Read for Body {
         let count = buffer.len().min(self.piece.len());
         buffer[..count].copy_from_slice(&self.piece.split_to(count));
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_says_when_to_come_back_in_seconds_or_by_its_own_clock() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777); // Sun, 06 Nov 1994 08:49:37 GMT
+        let later = "Sun, 06 Nov 1994 08:51:37 GMT";
+        for (text, date, seconds) in [
+            ("120", None, Some(120)),
+            (" 0 ", None, Some(0)),
+            ("18446744073709551615", None, Some(u64::MAX)),
+            (later, None, Some(120)),
+            // The server's clock is an hour ahead of ours.
+            ("Sun, 06 Nov 1994 09:51:37 GMT", Some("Sun, 06 Nov 1994 09:49:37 GMT"), Some(120)),
+            ("Sun, 06 Nov 1994 08:00:00 GMT", None, Some(0)),
+            (later, Some("rubbish"), Some(120)),
+            ("soon", None, None),
+            ("-1", None, None),
+        ] {
+            assert_eq!(retry_after(text, date, now), seconds.map(Duration::from_secs), "{text}");
+        }
     }
 }

@@ -6,7 +6,14 @@ use groupcast_policy::model::{Group, Owner};
 const POLL_MS: u64 = 60_000;
 
 fn machine() -> Machine {
-    let intervals = Intervals { poll: Duration::from_millis(POLL_MS), full_sync: Duration::from_secs(600) };
+    let (full_sync, hold) = (Duration::from_secs(600), Duration::from_millis(POLL_MS));
+    let intervals = Intervals { poll: Duration::from_millis(POLL_MS), full_sync, hold };
+    Machine::new("cf".parse().unwrap(), "cloud-controller", intervals, 3)
+}
+
+fn every(poll_ms: u64) -> Machine {
+    let intervals =
+        Intervals { poll: Duration::from_millis(poll_ms), full_sync: Duration::from_secs(600), hold: Duration::from_secs(60) };
     Machine::new("cf".parse().unwrap(), "cloud-controller", intervals, 3)
 }
 
@@ -114,20 +121,56 @@ fn a_lost_lead_answers_everybody_and_forgets_what_comes_late() {
 
 #[test]
 fn failures_back_off_and_keep_what_is_known() {
-    let mut machine = machine();
-    let mut at = wake(&led(&mut machine, &["a"]));
-    for factor in [1, 2, 4, 4, 4] {
+    for (poll_ms, wanted) in [(1_000, [1, 2, 4, 8, 16, 30, 30].map(|s| s * 1_000)), (POLL_MS, [POLL_MS; 7])] {
+        let mut machine = every(poll_ms);
+        let mut at = wake(&led(&mut machine, &["a"]));
+        for wanted_ms in wanted {
+            let poll = machine.handle(Event::Tick, at);
+            let failed = machine.handle(Event::Polled { run: run_of(&poll), result: Err(Failed::new("no")) }, at);
+            let waits = wake(&failed) - at;
+            assert!((wanted_ms * 9 / 10..=wanted_ms * 11 / 10).contains(&waits), "{wanted_ms}: {waits}");
+            at = wake(&failed);
+        }
+        assert_eq!((machine.status(at).failures, machine.status(at).groups), (7, 1));
+        // Once it is well it is asked as often as ever.
         let poll = machine.handle(Event::Tick, at);
-        let failed = machine.handle(Event::Polled { run: run_of(&poll), result: Err(Failed::new("no")) }, at);
-        let waits = wake(&failed) - at;
-        assert!((POLL_MS * factor * 9 / 10..=POLL_MS * factor * 11 / 10).contains(&waits), "{factor}: {waits}");
-        at = wake(&failed);
+        let well = machine.handle(Event::Polled { run: run_of(&poll), result: Ok(Polled::Unchanged) }, at);
+        assert!(wake(&well) - at <= poll_ms * 11 / 10);
     }
-    assert_eq!((machine.status(at).failures, machine.status(at).groups), (5, 1));
+    let mut machine = machine();
+    let at = wake(&led(&mut machine, &["a"]));
     let poll = machine.handle(Event::Tick, at);
     let asked = Failed { message: "busy".into(), retry_after: Some(Duration::from_secs(100_000)) };
     let failed = machine.handle(Event::Polled { run: run_of(&poll), result: Err(asked) }, at);
     assert!(wake(&failed) - at <= RETRY_AFTER_MAX.as_millis() as u64 * 11 / 10);
+}
+
+/// A host that asked for what is new had a failing source asked at once, however often, and whatever the source had asked for.
+#[test]
+fn what_hosts_ask_for_does_not_shorten_the_wait_of_a_source_that_fails() {
+    let mut machine = machine();
+    let at = wake(&led(&mut machine, &["a"]));
+    let poll = machine.handle(Event::Tick, at);
+    // One asks while the poll runs that will fail.
+    assert_eq!(machine.handle(Event::PollNow { ask: 1, full: false }, at), []);
+    let busy = Failed { message: "busy".into(), retry_after: Some(Duration::from_secs(100)) };
+    let failed = machine.handle(Event::Polled { run: run_of(&poll), result: Err(busy) }, at);
+    assert_eq!(answers(&failed), [(1, Answer::Failed("busy".into()))]);
+    let until = wake(&failed);
+    for now_ms in [at, at + 10, until - 1] {
+        let told = machine.handle(Event::PollNow { ask: 2, full: false }, now_ms);
+        assert!(!told.iter().any(|effect| matches!(effect, Effect::Poll { .. })), "{told:?}");
+        let told = answers(&told);
+        let [(2, Answer::Failed(words))] = &told[..] else { panic!("{told:?}") };
+        assert!(words.contains("source cf fails and is asked again in") && words.contains("busy"), "{words}");
+    }
+    let polls = machine.status(until).polls;
+    let poll = machine.handle(Event::PollNow { ask: 3, full: true }, until - 1);
+    assert_eq!(machine.status(until).polls, polls + 1, "an operator's order is obeyed");
+    let done = machine.handle(Event::Polled { run: run_of(&poll), result: Ok(Polled::Unchanged) }, until);
+    assert_eq!(answers(&done).len(), 1);
+    let poll = machine.handle(Event::PollNow { ask: 4, full: false }, until + 1);
+    assert!(matches!(poll[..], [Effect::Poll { .. }]), "one that is well is asked at once: {poll:?}");
 }
 
 #[test]
@@ -163,6 +206,41 @@ fn a_full_sync_comes_when_it_is_due() {
     }
     assert!(full_at.len() >= 2 && full_at[0] <= 600_000, "{full_at:?}");
     assert!(full_at.windows(2).all(|pair| (500_000..=600_000).contains(&(pair[1] - pair[0]))), "{full_at:?}");
+}
+
+/// Every observation put the next full sync off, also one of only what had moved.
+#[test]
+fn what_was_read_in_part_is_no_full_sync() {
+    let mut machine = machine();
+    let mut at = wake(&led(&mut machine, &["a"]));
+    let mut full = 0;
+    while at < 1_300_000 {
+        let poll = machine.handle(Event::Tick, at);
+        let Effect::Poll { run, full: whole, .. } = poll[0] else { panic!("{poll:?}") };
+        full += u32::from(whole);
+        let Ok(Polled::Observed(mut seen)) = seen(&["a"], "t1") else { panic!("seen") };
+        seen.partial = !whole;
+        at = wake(&machine.handle(Event::Polled { run, result: Ok(Polled::Observed(seen)) }, at));
+    }
+    assert!((2..=3).contains(&full), "{full} full syncs in 20 minutes, one is due every ten");
+}
+
+/// At a second's interval, a server whose every answer takes long, or that cannot say what is new, would be asked all the time.
+#[test]
+fn a_source_that_is_slow_or_costly_is_left_alone_for_longer() {
+    let mut machine = every(1_000);
+    let mut at = wake(&led(&mut machine, &["a"]));
+    for (took_ms, costly, least_ms) in
+        [(10, false, 1_000), (8_000, false, 8_000), (600_000, false, 60_000), (10, true, 60_000), (10, false, 1_000)]
+    {
+        let poll = machine.handle(Event::Tick, at);
+        let Ok(Polled::Observed(mut seen)) = seen(&["a"], "t1") else { panic!("seen") };
+        seen.costly = costly;
+        let done = machine.handle(Event::Polled { run: run_of(&poll), result: Ok(Polled::Observed(seen)) }, at + took_ms);
+        let waits = wake(&done) - (at + took_ms);
+        assert!((least_ms * 9 / 10..=least_ms * 11 / 10).contains(&waits), "{took_ms} {costly}: {waits}");
+        at = wake(&done);
+    }
 }
 
 #[test]
@@ -236,4 +314,58 @@ fn a_workload_that_somebody_else_keeps_from_its_place_is_named_and_tried_again()
         assert_eq!((status.workloads, status.withheld), (workloads, usize::from(withheld)));
         at += POLL_MS;
     }
+}
+
+/// An item that could not be read was asked for again with the next change or full sync only, however soon it was mended.
+#[test]
+fn what_cannot_be_read_is_asked_for_again_less_and_less_often() {
+    let mut machine = every(1_000);
+    let mut at = wake(&led(&mut machine, &["a"]));
+    let broken = |words: &str| {
+        let Ok(Polled::Observed(mut seen)) = seen(&["a"], "t1") else { panic!("seen") };
+        seen.problems.add(words);
+        Ok(Polled::Observed(seen))
+    };
+    let all_is_well = |machine: &mut Machine, at: &mut u64, end: u64| {
+        while *at < end {
+            let poll = machine.handle(Event::Tick, *at);
+            assert!(!poll.iter().any(|effect| matches!(effect, Effect::Poll { full: true, .. })), "nothing is wrong at {at}");
+            *at = wake(&machine.handle(Event::Polled { run: run_of(&poll), result: Ok(Polled::Unchanged) }, *at));
+        }
+    };
+    all_is_well(&mut machine, &mut at, 60_000);
+    // From here on an item is broken, and the source says nothing of any change.
+    let begun = at;
+    let poll = machine.handle(Event::PollNow { ask: 1, full: true }, at);
+    let seen_at = machine.handle(Event::Polled { run: run_of(&poll), result: broken("b is broken") }, at);
+    at = wake(&seen_at);
+    let mut asked = Vec::new();
+    while at < begun + 3_000_000 {
+        let poll = machine.handle(Event::Tick, at);
+        let full = poll.iter().any(|effect| matches!(effect, Effect::Poll { full: true, .. }));
+        let result = if full { broken("b is broken") } else { Ok(Polled::Unchanged) };
+        asked.extend(full.then_some(at - begun));
+        at = wake(&machine.handle(Event::Polled { run: run_of(&poll), result }, at));
+    }
+    let waits: Vec<u64> = std::iter::once(&0).chain(&asked).zip(&asked).map(|(from, to)| to - from).collect();
+    assert!((5_000..8_000).contains(&waits[0]), "soon: {waits:?}");
+    assert!(waits.windows(2).all(|pair| pair[1] + 5_000 > pair[0]), "less and less often: {waits:?}");
+    assert!(waits.iter().all(|wait| *wait <= 602_000) && waits.iter().any(|wait| *wait > 500_000), "{waits:?}");
+    assert!(asked.len() <= 15, "in 3,000 s: {asked:?}");
+    // Another one that breaks is looked after from the beginning; one that is mended is not asked for any more.
+    let now = at;
+    let poll = machine.handle(Event::PollNow { ask: 2, full: true }, at);
+    at = wake(&machine.handle(Event::Polled { run: run_of(&poll), result: broken("c is broken") }, at));
+    let mut next = None;
+    while next.is_none() {
+        let poll = machine.handle(Event::Tick, at);
+        let full = poll.iter().any(|effect| matches!(effect, Effect::Poll { full: true, .. }));
+        let result = if full { seen(&["a"], "t1") } else { Ok(Polled::Unchanged) };
+        next = full.then_some(at - now);
+        at = wake(&machine.handle(Event::Polled { run: run_of(&poll), result }, at));
+    }
+    assert!(next < Some(8_000), "{next:?}");
+    assert_eq!(machine.status(at).malformed, 0);
+    let end = at + 500_000;
+    all_is_well(&mut machine, &mut at, end);
 }

@@ -7,6 +7,7 @@
 //! - [`config`]: the `[[source]]` tables of `groupcast.toml`
 //! - [`transport`]: what a poll needs of the world, as a trait; [`http`] is the real one
 //! - [`cloud_controller`], [`neutron`], [`directory`]: the kinds, each a conversation over the transport; [`poller`] chooses
+//! - [`united`]: what its workloads add up to in one group
 //! - [`owned`]: what the source owns; [`step`]: what the machine is told and tells
 //! - [`status`]: what operators see; [`ask`]: what is asked over the bus
 
@@ -16,6 +17,7 @@ pub mod config;
 pub mod diff;
 pub mod directory;
 pub mod guard;
+pub mod heads;
 pub mod http;
 pub mod machine;
 pub mod neutron;
@@ -28,6 +30,8 @@ pub mod status;
 pub mod step;
 pub mod store;
 pub mod transport;
+pub mod turns;
+pub mod united;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -38,8 +42,11 @@ use groupcast_policy::model::{Group, Workload};
 
 /// Malformed items that are remembered by name; of more than these only the number is known.
 pub const PROBLEMS_MAX: usize = 100;
-/// Longest description of a malformed item in characters.
+/// Longest description of a malformed item in characters; the end of a longer one is cut.
 pub const PROBLEM_LEN_MAX: usize = 400;
+
+/// What is said of something that may be any of what is known.
+const NAMELESS: &str = "nothing is deleted until this is mended, it may be anything that is known";
 
 /// Everything a source says, complete as of one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -52,6 +59,12 @@ pub struct Observation {
     pub problems: Problems,
     /// By what the source can tell cheaply that nothing has changed since.
     pub marker: Option<String>,
+    /// Only what moved was fetched: no full sync.
+    pub partial: bool,
+    /// It says nothing at all where that is more likely a mishap than meant: only an operator makes that believed.
+    pub doubtful: bool,
+    /// The source cannot say cheaply whether anything is new: it is asked less often.
+    pub costly: bool,
 }
 
 /// What is wrong with single items.
@@ -69,6 +82,16 @@ impl Problems {
         if self.named.len() < PROBLEMS_MAX {
             self.named.push(words.to_string().chars().take(PROBLEM_LEN_MAX).collect());
         }
+    }
+
+    /// Something that does not say which of the known things it is.
+    pub fn add_nameless(&mut self, words: impl ToString) {
+        self.count += 1;
+        let words = format!("{NAMELESS}: {}", words.to_string());
+        // First, so that the one that has this effect is always shown.
+        self.named.insert(0, words.chars().take(PROBLEM_LEN_MAX).collect());
+        self.named.truncate(PROBLEMS_MAX);
+        self.nameless = true;
     }
 
     pub fn extend(&mut self, other: &Problems) {

@@ -14,11 +14,21 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 pub const ITEMS_MAX: usize = 100_000;
 /// What may stand beside the items, in bytes.
 pub const BESIDE_BYTES_MAX: usize = 1024 * 1024;
+/// Longest item, in bytes: far more than any that could be published, and what is made of it takes several times as much memory.
+pub const ITEM_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Read at once.
 const CHUNK_BYTES: usize = 64 * 1024;
 
 /// Takes an item: which it is, and the bytes it came in.
-pub type Each<'a> = dyn FnMut(usize, &[u8]) -> Result<(), String> + 'a;
+pub type Each<'a> = dyn FnMut(usize, Result<&[u8], TooLong<'_>>) -> Result<(), String> + 'a;
+
+/// An item that is too long to be read; it spoils only itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("longer than {ITEM_BYTES_MAX} bytes: split it")]
+pub struct TooLong<'a> {
+    /// How it begins.
+    pub begins: &'a [u8],
+}
 
 /// What stood beside the items.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +55,7 @@ pub fn read(body: &mut dyn Read, list: &str, beside: &[&str], each: &mut Each<'_
         list,
         rest: Vec::new(),
         item: Vec::new(),
+        too_long: false,
         items: 0,
         within: Within::Rest,
         text: Text::No,
@@ -105,6 +116,8 @@ struct Cutter<'a> {
     list: &'a str,
     rest: Vec<u8>,
     item: Vec<u8>,
+    /// The item goes on after what is kept of it.
+    too_long: bool,
     items: usize,
     within: Within,
     text: Text,
@@ -122,7 +135,7 @@ impl Cutter<'_> {
                 continue;
             };
             let (end, depth) = self.inside(&bytes[at..], depth);
-            self.item.extend_from_slice(&bytes[at..at + end]);
+            self.keep(&bytes[at..at + end]);
             self.within = Within::Item(depth);
             at += end;
             if depth == 0 && self.text == Text::No {
@@ -159,7 +172,7 @@ impl Cutter<'_> {
                 self.hand_on(each)?;
                 return Ok(false);
             }
-            (Within::Bare, _) => self.item.push(byte),
+            (Within::Bare, _) => self.keep(&[byte]),
             (Within::List, b',' | b' ' | b'\t' | b'\n' | b'\r') => self.rest.push(byte),
             (Within::List, b']') => {
                 (self.within, self.depth, self.key) = (Within::Rest, self.depth - 1, Key::None);
@@ -181,11 +194,19 @@ impl Cutter<'_> {
         self.within = within;
     }
 
+    fn keep(&mut self, bytes: &[u8]) {
+        let kept = bytes.len().min(ITEM_BYTES_MAX - self.item.len());
+        self.item.extend_from_slice(&bytes[..kept]);
+        self.too_long |= kept < bytes.len();
+    }
+
     fn hand_on(&mut self, each: &mut Each<'_>) -> Result<(), String> {
         if self.items == ITEMS_MAX {
             return Err(unreadable(format!("more than {ITEMS_MAX} items on one page")));
         }
-        each(self.items, &self.item)?;
+        let item = if self.too_long { Err(TooLong { begins: &self.item }) } else { Ok(self.item.as_slice()) };
+        each(self.items, item)?;
+        self.too_long = false;
         self.items += 1;
         self.item.clear();
         self.rest.push(b'0');

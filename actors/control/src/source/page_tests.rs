@@ -16,7 +16,7 @@ impl Read for Pieces<'_> {
 fn read_in(text: &str, piece: usize) -> Result<(Vec<Node>, Option<Node>), String> {
     let (mut nodes, mut numbers) = (Vec::new(), Vec::new());
     let beside = read(&mut Pieces(text.as_bytes(), piece), "resources", &["pagination"], &mut |index, bytes| {
-        nodes.push(node(bytes)?);
+        nodes.push(bytes.map_or(Ok(Node::Null), node)?);
         numbers.push(index);
         Ok(())
     })?;
@@ -88,6 +88,23 @@ fn a_page_is_bounded() {
     assert_eq!(beside(100).len(), 99);
     assert_eq!(count(beside(BESIDE_BYTES_MAX + 1)), Ok(0));
     assert!(count(beside(BESIDE_BYTES_MAX + 2)).is_err());
+}
+
+/// A page with one endless item took several times its size in memory; now its beginning is kept and the others are read.
+#[test]
+fn an_item_is_bounded_and_spoils_only_itself() {
+    let page = |bytes: usize| format!(r#"{{"resources":[{{}},{{"a":"{}"}},[1],{}]}}"#, "x".repeat(bytes - 8), "1".repeat(9));
+    for (bytes, fits) in [(ITEM_BYTES_MAX, true), (ITEM_BYTES_MAX + 1, false), (3 * ITEM_BYTES_MAX, false)] {
+        let mut kept = Vec::new();
+        let text = page(bytes);
+        let each = &mut |index, item: Result<&[u8], TooLong<'_>>| {
+            kept.push((index, item.map(<[u8]>::len).map_err(|too_long| too_long.begins.len())));
+            Ok(())
+        };
+        read(&mut Pieces(text.as_bytes(), usize::MAX), "resources", &[], each).expect("a page");
+        let second = if fits { Ok(bytes) } else { Err(ITEM_BYTES_MAX) };
+        assert_eq!(kept, [(0, Ok(2)), (1, second), (2, Ok(3)), (3, Ok(9))]);
+    }
 }
 
 fn value() -> impl Strategy<Value = serde_json::Value> {

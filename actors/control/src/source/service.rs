@@ -6,13 +6,14 @@ use actix::Addr;
 use async_nats::client::RequestErrorKind;
 use async_nats::{Client, Message};
 use futures::StreamExt;
-use groupcast_bus_config::{streams, subjects};
-use groupcast_messages::{Cut, Lead};
+use groupcast_bus_config::subjects;
+use groupcast_messages::Cut;
 use groupcast_policy::ids::SourceId;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::ask::{Ask, Told};
+use super::heads::Heads;
 use super::machine::Answer;
 use crate::actors::RETRY_PAUSE;
 use crate::actors::source::{ConfirmSource, LookAtSource, PollSource, SourceActor};
@@ -21,8 +22,6 @@ use crate::actors::source::{ConfirmSource, LookAtSource, PollSource, SourceActor
 const AT_ONCE_MAX: usize = 256;
 /// How often whoever waits for an answer looks whether the one who was asked still leads, and how long that one has to say so.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
-/// How often it is looked whether something is published.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// How long what was written may take to be compiled and published.
 const PUBLISHED_WITHIN: Duration = Duration::from_secs(30);
 
@@ -36,11 +35,12 @@ impl Sources {
 
     /// Answers for as long as the connection lasts.
     pub async fn serve(self, client: Client, leading: watch::Receiver<Option<u64>>) {
+        let heads = Heads::new(client.clone());
         loop {
             match client.subscribe(subjects::SOURCE).await {
                 Err(error) => tracing::warn!(%error, "nobody can ask about sources; trying again"),
                 Ok(asked) => {
-                    let answer = |message| self.answer(&client, &leading, message);
+                    let answer = |message| self.answer(&client, &heads, &leading, message);
                     asked.for_each_concurrent(AT_ONCE_MAX, answer).await;
                 }
             }
@@ -48,7 +48,7 @@ impl Sources {
         }
     }
 
-    async fn answer(&self, client: &Client, leading: &watch::Receiver<Option<u64>>, message: Message) {
+    async fn answer(&self, client: &Client, heads: &Heads, leading: &watch::Receiver<Option<u64>>, message: Message) {
         let (Some(reply), Ok(ask)) = (message.reply, serde_json::from_slice::<Ask>(&message.payload)) else { return };
         let Some(term) = *leading.borrow() else { return };
         let waits = matches!(ask, Ask::Poll { .. } | Ask::Confirm { .. });
@@ -57,9 +57,9 @@ impl Sources {
             *shown = term;
         }
         if let (true, Told::Done { catalog, registry }) = (waits, &told)
-            && let Err(message) = published(client, *catalog, *registry, Instant::now() + PUBLISHED_WITHIN).await
+            && let Err(error) = heads.published(*catalog, *registry, Instant::now() + PUBLISHED_WITHIN).await
         {
-            told = Told::Failed { message };
+            told = Told::Failed { message: error.to_string() };
         }
         let body = serde_json::to_vec(&told).unwrap_or_default();
         if let Err(error) = client.publish(reply, body.into()).await {
@@ -76,8 +76,8 @@ impl Sources {
                 let sources = futures::future::join_all(looks).await.into_iter().filter_map(Result::ok).collect();
                 Some(Told::List { sources, term: 0 })
             }
-            Ask::Poll { id } => match named(&id) {
-                Some(source) => of(source.send(PollSource { full: true }).await),
+            Ask::Poll { id, full } => match named(&id) {
+                Some(source) => of(source.send(PollSource { full }).await),
                 None => Some(Told::Unknown),
             },
             Ask::Confirm { id } => match named(&id) {
@@ -120,7 +120,22 @@ fn of(answer: Result<Answer, actix::MailboxError>) -> Option<Told> {
 struct Unanswered {
     /// No controller is connected at all, leading or not.
     nobody: bool,
+    /// It did not come in time.
+    late: bool,
     why: String,
+}
+
+/// What is said when the one who leads was asked and has not answered: it waits for the source itself.
+fn still_asked(ask: &Ask, within: Duration) -> String {
+    let within = humantime::format_duration(within);
+    match ask.source() {
+        Some(id) => format!(
+            "source {id} has not answered within {within}; the controller that leads goes on asking it: see `groupcast get source {id}`"
+        ),
+        None => format!(
+            "a source has not answered within {within}; the controller that leads goes on asking: see `groupcast get sources`"
+        ),
+    }
 }
 
 /// Asks whoever leads. What takes long is asked again when another leads before it is answered: nobody would answer any more, and
@@ -136,7 +151,7 @@ pub async fn ask(client: &Client, ask: &Ask, within: Duration) -> Result<Told, S
         let asked = Instant::now();
         let term = match term(client).await {
             Ok(term) => term,
-            Err(Unanswered { nobody: true, why }) if !somebody => return Err(why),
+            Err(Unanswered { nobody: true, why, .. }) if !somebody => return Err(why),
             Err(unanswered) => {
                 (error, somebody) = (unanswered.why, true);
                 tokio::time::sleep_until((asked + PROBE_EVERY).min(deadline)).await;
@@ -146,7 +161,7 @@ pub async fn ask(client: &Client, ask: &Ask, within: Duration) -> Result<Told, S
         somebody = true;
         tokio::select! {
             answer = once(client, ask, deadline.saturating_duration_since(Instant::now())) => {
-                return answer.map_err(|unanswered| unanswered.why);
+                return answer.map_err(|unanswered| if unanswered.late { still_asked(ask, within) } else { unanswered.why });
             }
             () = superseded(client, term) => {}
         }
@@ -158,7 +173,7 @@ pub async fn ask(client: &Client, ask: &Ask, within: Duration) -> Result<Told, S
 async fn term(client: &Client) -> Result<u64, Unanswered> {
     match once(client, &Ask::List, PROBE_EVERY).await? {
         Told::List { term, .. } => Ok(term),
-        other => Err(Unanswered { nobody: false, why: format!("an unexpected answer: {other:?}") }),
+        other => Err(Unanswered { nobody: false, late: false, why: format!("an unexpected answer: {other:?}") }),
     }
 }
 
@@ -177,40 +192,20 @@ async fn once(client: &Client, ask: &Ask, within: Duration) -> Result<Told, Unan
     let request = async_nats::Request::new().payload(payload.into()).timeout(Some(within));
     let answer = client.send_request(subjects::SOURCE, request).await.map_err(|error| Unanswered {
         nobody: error.kind() == RequestErrorKind::NoResponders,
+        late: error.kind() == RequestErrorKind::TimedOut,
         why: format!("no controller that leads answers ({error})"),
     })?;
-    let unreadable = |error| Unanswered { nobody: false, why: format!("the answer cannot be read: {error}") };
+    let unreadable = |error| Unanswered { nobody: false, late: false, why: format!("the answer cannot be read: {error}") };
     serde_json::from_slice(&answer.payload).map_err(unreadable)
 }
 
 /// Has every source read, and waits until what they say is published: where that is.
-pub async fn fresh(client: &Client, within: Duration) -> Result<Cut, String> {
+pub async fn fresh(client: &Client, heads: &Heads, within: Duration) -> Result<Cut, String> {
     let deadline = Instant::now() + within;
     let (catalog, registry) = match ask(client, &Ask::Fresh, within).await? {
         Told::Done { catalog, registry } => (catalog, registry),
         Told::Failed { message } => return Err(message),
         other => return Err(format!("an unexpected answer: {other:?}")),
     };
-    published(client, catalog, registry, deadline).await
-}
-
-/// Waits until what is written up to these sequences is compiled and published.
-async fn published(client: &Client, catalog: u64, registry: u64, deadline: Instant) -> Result<Cut, String> {
-    let jetstream = async_nats::jetstream::new(client.clone());
-    let topics = jetstream.get_stream_no_info(streams::TOPICS.name).await.map_err(|error| error.to_string())?;
-    loop {
-        // From the stream's leader: what is there is published.
-        if let Ok(head) = topics.get_last_raw_message_by_subject(subjects::LEAD_WRITE).await
-            && let Ok(lead) = Lead::decode(&head.payload)
-            && lead.catalog >= catalog
-            && lead.registry >= registry
-            && !lead.incomplete
-        {
-            return Ok(Cut { term: lead.term, lead: head.sequence });
-        }
-        if Instant::now() + LOOK_EVERY > deadline {
-            return Err("what the sources say is written, but not published in time".to_owned());
-        }
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
+    heads.published(catalog, registry, deadline).await.map_err(|error| error.to_string())
 }

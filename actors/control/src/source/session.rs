@@ -15,6 +15,8 @@ pub const CALL_PAUSE: Duration = Duration::from_millis(200);
 pub const CALL_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A token that ends sooner is replaced before it is used.
 pub const TOKEN_LEFT_MIN: Duration = Duration::from_secs(10);
+/// A token that says that it lasts longer is replaced after this long all the same.
+pub const TOKEN_LASTS_MAX: Duration = Duration::from_secs(24 * 3_600);
 /// Longest answer with a token, in bytes.
 const TOKEN_BYTES_MAX: u64 = 1024 * 1024;
 /// What is shown of an answer that says what is wrong, in bytes.
@@ -40,6 +42,17 @@ enum Said<T> {
     Refused(Head, String),
 }
 
+/// Why there is no token, and whether asking again may help.
+struct NoToken {
+    failed: Failed,
+    again: bool,
+}
+
+/// A status that may be another in a moment.
+const fn is_passing(status: u16) -> bool {
+    status == 429 || status >= 500
+}
+
 /// What came of a call that the server understood.
 #[derive(Debug)]
 pub enum Reply<T> {
@@ -60,23 +73,44 @@ impl<L: Login> Session<L> {
             return Ok(token.clone());
         }
         self.token = None;
-        let request = self.login.request().map_err(Failed::new)?;
+        let mut pause = CALL_PAUSE;
+        for attempt in 1.. {
+            let (why, wait) = match self.ask_for_token(transport).await {
+                Ok((token, lasts)) => {
+                    self.token = Some((token.clone(), transport.now().saturating_add(lasts.min(TOKEN_LASTS_MAX))));
+                    return Ok(token);
+                }
+                Err(refused) if !refused.again => return Err(refused.failed),
+                Err(NoToken { failed, .. }) if attempt == CALL_ATTEMPTS_MAX => return Err(failed),
+                Err(NoToken { failed, .. }) => (failed.message, failed.retry_after.unwrap_or(pause)),
+            };
+            tracing::debug!(why, "asking for a token again");
+            transport.pause(wait).await;
+            pause *= 2;
+        }
+        Err(Failed::new("no token"))
+    }
+
+    async fn ask_for_token<X: Transport>(&self, transport: &X) -> Result<(String, Duration), NoToken> {
+        let refused = |why: String| NoToken { failed: Failed::new(format!("no token: {why}")), again: false };
+        let passing = |why: String| NoToken { again: true, ..refused(why) };
+        let request = self.login.request().map_err(|why| NoToken { failed: Failed::new(why), again: false })?;
         let read = |head: Head, body: &mut dyn Read| {
             let mut bytes = Vec::new();
             let whole = body.take(TOKEN_BYTES_MAX).read_to_end(&mut bytes).map_err(|error| error.to_string());
             (head, whole.map(|_| bytes))
         };
-        let failed = |why: String| Failed::new(format!("no token: {why}"));
-        let (head, body) = transport.exchange(request, read).await.map_err(failed)?;
-        let body = body.map_err(failed)?;
+        let (head, body) = transport.exchange(request, read).await.map_err(passing)?;
+        let body = body.map_err(passing)?;
         if !(200..300).contains(&head.status) {
-            let shown = shown(&mut body.as_slice());
-            let retry_after = head.retry_after;
-            return Err(Failed { retry_after, ..failed(format!("{} {shown}: are the credentials right?", head.status)) });
+            let words = format!("{} {}", head.status, shown(&mut body.as_slice()));
+            let again = is_passing(head.status);
+            let hint = if again { "" } else { ": are the credentials right?" };
+            let failed = Failed { retry_after: head.retry_after, ..refused(format!("{}{hint}", words.trim_end())).failed };
+            // A server that asks for a longer pause ends the poll: the next one waits for it.
+            return Err(NoToken { again: again && head.retry_after.is_none_or(|asked| asked <= CALL_PAUSE_MAX), failed });
         }
-        let (token, lasts) = self.login.token(&head, &body).map_err(failed)?;
-        self.token = Some((token.clone(), transport.now() + lasts));
-        Ok(token)
+        self.login.token(&head, &body).map_err(refused)
     }
 
     /// A GET whose answer is read by `parse`. `Internal` calls carry no token.
@@ -112,8 +146,7 @@ impl<L: Login> Session<L> {
                 }
                 Ok(Said::Refused(head, words)) => {
                     let why = format!("{path} answered {} {words}", head.status);
-                    let again = head.status == 429 || head.status >= 500;
-                    if !again || head.retry_after.is_some_and(|asked| asked > CALL_PAUSE_MAX) {
+                    if !is_passing(head.status) || head.retry_after.is_some_and(|asked| asked > CALL_PAUSE_MAX) {
                         return Err(Failed { message: why.trim_end().to_owned(), retry_after: head.retry_after });
                     }
                     (why, head.retry_after.unwrap_or(pause))
@@ -136,7 +169,7 @@ fn shown(body: &mut dyn Read) -> String {
     let mut bytes = Vec::new();
     let _ = body.take(ERROR_BYTES_MAX).read_to_end(&mut bytes); // whatever came of it
     let text = String::from_utf8_lossy(&bytes);
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_owned()
+    text.chars().map(|c| if groupcast_policy::text::is_deceptive(c) { ' ' } else { c }).collect::<String>().trim().to_owned()
 }
 
 /// UAA, with a client's credentials.

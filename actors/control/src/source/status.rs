@@ -24,6 +24,9 @@ pub struct Status {
     /// Items that cannot be read; their last good versions are in force.
     pub malformed: usize,
     pub malformed_named: Vec<String>,
+    /// One of these does not say which it is: nothing is deleted until it is mended.
+    #[serde(default)]
+    pub deletions_stopped: bool,
     /// What the source says and is not done, because of what others say: deletions of groups that denies name, workloads whose
     /// address somebody else holds.
     #[serde(default)]
@@ -52,12 +55,13 @@ pub struct HeldBack {
 
 impl HeldBack {
     pub fn new(held: &Held, now_ms: u64) -> Self {
-        Self {
-            deletions: held.deletions.len(),
-            named: held.deletions.iter().take(HELD_NAMED_MAX).cloned().collect(),
-            ms_ago: now_ms.saturating_sub(held.since_ms),
-            confirmed: held.confirmed,
-        }
+        // They are sorted, groups before workloads: from both ends, so that each kind is seen.
+        let last = held.deletions.len().min(HELD_NAMED_MAX) / 2;
+        let first = held.deletions.len().min(HELD_NAMED_MAX) - last;
+        let mut named: Vec<String> = held.deletions.iter().rev().take(last).cloned().collect();
+        named.reverse();
+        named.splice(..0, held.deletions.iter().take(first).cloned());
+        Self { deletions: held.deletions.len(), named, ms_ago: now_ms.saturating_sub(held.since_ms), confirmed: held.confirmed }
     }
 }
 

@@ -13,6 +13,7 @@ use super::step::{NotWritten, Plan, Written};
 use crate::catalog::{self, Catalog, Version};
 use crate::change::{Body, Change};
 use crate::document::{Document, decode_workload};
+use crate::fence::Fenced;
 use crate::log::Log;
 use crate::registry::{self, Elsewhere, Registry};
 
@@ -31,6 +32,16 @@ impl Store {
             catalog: Catalog::new(client.clone()),
             registry: Registry::new(client.clone()),
             logs: [Log::catalog(client.clone()), Log::registry(client.clone())],
+        }
+    }
+
+    /// One that writes as the leader of a term does.
+    pub fn fenced(&self, Fenced { catalog, registry, .. }: Fenced) -> Self {
+        Self {
+            source: self.source.clone(),
+            catalog: Catalog::over(catalog.clone()),
+            registry: Registry::over(registry.clone()),
+            logs: [catalog, registry],
         }
     }
 
@@ -53,8 +64,8 @@ impl Store {
         for entry in registry.all(subjects::REGISTRY_ALL).await.map_err(|error| error.to_string())? {
             owned.registry = owned.registry.max(entry.sequence);
             match subjects::parse_registry(&entry.subject) {
-                Some(RegistryKey::Workload(network, id)) => {
-                    if let Ok(Some(workload)) = decode_workload(&network, &id, &entry.payload) {
+                Some(RegistryKey::Workload(id)) => {
+                    if let Ok(Some(workload)) = decode_workload(&id, &entry.payload) {
                         owned.take_workload(&self.source, Arc::new(workload));
                     }
                 }
@@ -119,9 +130,13 @@ impl Store {
             let claims = |workload: &Workload| match &error {
                 registry::Error::AliveElsewhere { workload: held, .. } => workload.id == *held,
                 registry::Error::AddressHeld { address, network, .. } => {
-                    let own = workload.addresses.iter().any(|prefix| prefix.is_host() && prefix.net().addr() == *address);
+                    let own = workload.addresses.iter().any(|prefix| prefix.contains(*address));
                     own && workload.network == *network
                 }
+                registry::Error::Overlaps { prefix, network, .. } => {
+                    workload.addresses.contains(prefix) && workload.network == *network
+                }
+                registry::Error::Mapped { workload: named, .. } => workload.id == *named,
                 _ => false,
             };
             let Some(at) = placed.iter().position(claims) else { return Err(error) };

@@ -102,7 +102,8 @@ impl Stage {
         }
         let stream = self.stream(origin);
         (stream.loaded, stream.through) = (true, through);
-        if self.role == Role::Publishing && !(edits.is_empty() && marks.is_empty()) {
+        // Also what changes nothing, such as a leader's fence: whoever waits until everything up to it is published would wait for ever.
+        if self.role == Role::Publishing {
             self.outbox.add(edits, marks, (self.catalog.through, self.registry.through), self.compiled.hosts());
         } else if edits.is_empty() && !marks.is_empty() {
             self.out.push(Effect::TouchedNothing { marks, reflects: None });

@@ -99,7 +99,7 @@ fn no_group(id: u8) -> Item {
 fn workload(id: u8, group: u8) -> Item {
     let mut workload = Workload::new(format!("w{id}").parse().unwrap(), format!("h{id}").parse().unwrap(), "n".parse().unwrap());
     workload.groups.insert(format!("g{group}").parse().unwrap());
-    Item::Workload { network: "n".parse().unwrap(), id: workload.id.clone(), revision: 1, workload: Some(Arc::new(workload)) }
+    Item::Workload { id: workload.id.clone(), workload: Some(Arc::new(workload)) }
 }
 
 #[test]
@@ -247,6 +247,25 @@ fn a_leader_that_finds_everything_published_says_how_far() {
         _ => None,
     });
     assert_eq!((told, bench.batches), (Some((0, Some((1, 2)))), 0));
+}
+
+/// Broke: a leader's fence in REGISTRY changes nothing, and who waited for everything up to it waited until something else was written.
+#[test]
+fn a_leader_says_how_far_it_is_also_where_nothing_changed() {
+    let mut bench = Bench::default();
+    bench.load();
+    bench.handle(Event::Leading(Some(1)));
+    bench.run();
+    let batches = bench.batches;
+    // It ends no change.
+    let fence = Arrival { items: vec![Item::Nothing], through: 3, ..Arrival::default() };
+    bench.handle(Event::Arrived(Origin::Registry, fence));
+    let told = bench.open.iter().find_map(|effect| match effect {
+        Effect::TouchedNothing { marks, reflects } => Some((marks.len(), *reflects)),
+        _ => None,
+    });
+    bench.run();
+    assert_eq!((told, bench.batches), (Some((0, Some((1, 3)))), batches));
 }
 
 /// Read at the same time is not changed at the same time.

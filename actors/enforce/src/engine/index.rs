@@ -278,6 +278,11 @@ impl Index {
         Some(index)
     }
 
+    /// Interfaces came or went, which decides nothing.
+    pub fn hold(&mut self, held: BTreeSet<u32>) {
+        self.settings.held = held;
+    }
+
     /// Follows a change. `None`: it reaches further than what it touches, and the index is of no use any more.
     pub fn step<D: Documents>(&mut self, inputs: &Inputs<'_, D>, touched: &Touched, attachments_moved: bool) -> Option<Outcome> {
         if self.settings != *inputs.settings {

@@ -224,3 +224,41 @@ fn nothing_changed_is_nothing_to_do() {
     assert!(plan.transaction.is_empty(), "{:?}", plan.transaction);
     assert_eq!(plan.stamp, engine.stamp());
 }
+
+/// Sets of addresses were named by 64 bits of a hash that anybody can compute contents for: a group's rule looked into another group's
+/// addresses.
+#[test]
+fn contents_that_shared_a_name_have_sets_of_their_own() {
+    use groupcast_policy::model::{Binding, Event, Group, GroupRule, Target};
+    // Where the first half of a block is what the old hash mixes it with, the second half changed nothing.
+    let [one, other] = [0x1, 0x2].map(|host: u128| 0xbefe_6c39_23a4_4bbe << 64 | host);
+    let end = 0xbefe_6c39_23a4_4bbe_ffff << 48;
+    let more = [0xc001, 0xc003, 0xc005, 0xc007].map(|top: u128| top << 112);
+    let old_hash = |first: u128| {
+        let ends = [first, end].into_iter().chain(more.into_iter().flat_map(|address| [address, address]));
+        xxhash_rust::xxh3::xxh3_64_with_seed(&ends.flat_map(u128::to_be_bytes).collect::<Vec<u8>>(), 6)
+    };
+    assert_eq!(old_hash(one), old_hash(other));
+
+    let text = |address: u128| std::net::Ipv6Addr::from_bits(address).to_string();
+    let group = |number: u8, first: u128| {
+        let remotes = std::iter::once(format!("{}-{}", text(first), text(end))).chain(more.map(text));
+        let line = format!("egress udp 5001 to {}", remotes.collect::<Vec<_>>().join(","));
+        let rules = vec![GroupRule::from(groupcast_policy::text::parse_rule(&line).unwrap())];
+        let bindings = vec![Binding { target: Target::Global, phases: groupcast_policy::doc::Phases::BOTH }];
+        Event::group(Group { rules, bindings, ..Group::new(trial::group_id(number)) })
+    };
+    let workload = groupcast_policy::model::Workload::new(trial::workload_id(0), trial::host(), "n0".parse().unwrap());
+    let mut stage = Stage::default();
+    let mut engine = engine();
+    for event in [Event::workload(workload), group(0, one), group(1, other)] {
+        let edits = stage.change(&[event]);
+        let plan = engine.change(&edits, &stage);
+        engine.committed(plan);
+    }
+    let begins = engine.actual().sets.values().filter_map(|set| match &set.elements {
+        Elements::Spans6(spans) => spans.iter().map(|span| span.first()).find(|first| [one, other].contains(first)),
+        _ => None,
+    });
+    assert_eq!(begins.collect::<BTreeSet<u128>>(), [one, other].into());
+}

@@ -37,6 +37,8 @@ fn load(field: Field, packet: &Packet, tracked: &Tracked) -> Option<Value> {
         Field::Protocol => Some(Value::from(packet.payload.protocol(family_of(packet.source)))),
         Field::InInterface => Some(Value::Interface(packet.came_in)),
         Field::OutInterface => Some(Value::Interface(packet.goes_out)),
+        Field::InIndex => Some(Value::from(packet.came_in_index)),
+        Field::OutIndex => Some(Value::from(packet.goes_out_index)),
         Field::CtState => Some(Value::from(tracked.state)),
         Field::CtDirection => tuple.map(|_| Value::from(tracked.direction)),
         Field::CtMark => tracked.connection.as_ref().map(|connection| Value::from(connection.mark)),
@@ -145,6 +147,10 @@ fn look_up(table: &Table, set: &Name, key: &[Value]) -> Option<Data> {
                 [Value::Number(number)] => map.get(&Key::Number(narrow(*number)?)).cloned(),
                 [Value::Interface(interface)] => {
                     map.iter().find(|(held, _)| covers(held, interface, None)).map(|(_, data)| data.clone())
+                }
+                [Value::Number(one), Value::Number(other)] if one == other => {
+                    let v4 = narrow(*one).and_then(|address| map.get(&Key::SameV4(address)));
+                    v4.or_else(|| map.get(&Key::SameV6(*one))).cloned()
                 }
                 [Value::Interface(interface), Value::Number(address)] => {
                     map.iter().find(|(held, _)| covers(held, interface, Some(*address))).map(|(_, data)| data.clone())

@@ -1,16 +1,20 @@
 //! What does not depend on any workload: where packets come in, the judges, the stamp, refusal, anti-spoofing, infrastructure.
 
+mod bound;
+
 use groupcast_policy::net::Family;
 use groupcast_policy::packet::{ICMPV6, TCP, UDP};
 use groupcast_policy::rule::Direction;
+
+use bound::{bound, past_the_fast_path, related};
 
 use super::Desired;
 use super::groups::log;
 use super::workloads::Keys;
 use crate::Name;
 use crate::expression::{
-    FAMILY_V4, FAMILY_V6, Field, ORIGINAL, PLAIN_V4, REPLY, STATE_NEW, STATE_UNTRACKED, Statement, TCP_ACK, TCP_FIN, TCP_RST,
-    TCP_SYN, Test, Value, Verdict,
+    FAMILY_V4, FAMILY_V6, Field, ORIGINAL, PLAIN_V4, REPLY, STATE_NEW, STATE_RELATED, STATE_UNTRACKED, Statement, TCP_ACK,
+    TCP_FIN, TCP_RST, TCP_SYN, Test, Value, Verdict,
 };
 use crate::interface::{Claim, Interface, disjoint};
 use crate::names::{self, Keyed, View};
@@ -22,11 +26,14 @@ const PRIORITY_OUT: i32 = -10;
 const PRIORITY_IN: i32 = 0;
 /// Before connection tracking (-200): a spoofed packet must not touch another workload's connection.
 const PRIORITY_SPOOF: i32 = -310;
+/// Before anybody translates addresses there (-300).
+const PRIORITY_PORTS: i32 = -310;
 
 const NEIGHBOUR_SOLICIT: u8 = 135;
 const NEIGHBOUR_ADVERT: u8 = 136;
 const ROUTER_SOLICIT: u8 = 133;
 const ROUTER_ADVERT: u8 = 134;
+const LISTENER_QUERY: u8 = 130;
 const LISTENER_REPORT: u8 = 131;
 const LISTENER_REPORT_2: u8 = 143;
 
@@ -60,12 +67,51 @@ fn direction(number: u8) -> Statement {
     Statement::is(Field::CtDirection, number)
 }
 
+/// An error about a packet of the connection, or the first packet of one that it brought about.
+fn is_related() -> Statement {
+    state(STATE_RELATED)
+}
+
+/// The state of a packet is one bit, so the whole is compared: cheaper than one bit of it.
+fn is_not_related() -> Statement {
+    test(Field::CtState, Test::IsNot(STATE_RELATED.into()))
+}
+
 fn claimed(field: Field) -> Statement {
     Statement::in_set([field], &names::claims())
 }
 
 fn unclaimed(field: Field) -> Statement {
     test(field, Test::NotIn(names::claims()))
+}
+
+fn index_of(interface: Field) -> Field {
+    if interface == Field::InInterface { Field::InIndex } else { Field::OutIndex }
+}
+
+/// Claimed by the name that it has or had.
+fn held(interface: Field) -> Statement {
+    Statement::in_set([index_of(interface)], &names::held())
+}
+
+fn not_held(interface: Field) -> Statement {
+    not_in([index_of(interface)], names::held())
+}
+
+/// What comes in or goes out by a port of a bridge is not seen as that interface's by any hook of the inet family, and between two ports
+/// not at all: a claimed one is closed there.
+fn ports(desired: &mut Desired<'_>, settings: &Settings) {
+    if !settings.closes_ports {
+        return;
+    }
+    let claims = disjoint(settings.claims.iter().copied()).into_iter().map(|claim| (Key::Claim(claim), Data::Nothing));
+    desired.put_set(names::port_claims(), SetKind::Claims, Elements::Keyed(claims.collect()));
+    let hooks = [(names::port_in(), Hook::PortIn, Field::InInterface), (names::port_out(), Hook::PortOut, Field::OutInterface)];
+    for (name, hook, end) in hooks {
+        let closed = line([vec![Statement::in_set([end], &names::port_claims())], drop().into()]);
+        let rules = if settings.mode == Mode::Bypass { Vec::new() } else { vec![closed] };
+        desired.chains.insert(name, Chain { base: Some(Base { hook, priority: PRIORITY_PORTS }), rules });
+    }
 }
 
 /// ICMPv6 of the types from `first` to `last`.
@@ -103,6 +149,9 @@ pub fn write(desired: &mut Desired<'_>, settings: &Settings, stamp: Stamp, keys:
     }
     let claims = claims.into_iter().map(|claim| (Key::Claim(claim), Data::Nothing)).collect();
     desired.put_set(names::claims(), SetKind::Claims, Elements::Keyed(claims));
+    let held = settings.held.iter().map(|index| (Key::Number(*index), Data::Nothing)).collect();
+    desired.put_set(names::held(), SetKind::Indexes, Elements::Keyed(held));
+    ports(desired, settings);
     desired.put_set(names::seen(), SetKind::Seen, Elements::of(SetKind::Seen));
     for (name, rules) in stamp_chains(settings, stamp) {
         let side = SIDES.into_iter().find(|side| names::forward(*side) == name);
@@ -116,10 +165,12 @@ pub fn write(desired: &mut Desired<'_>, settings: &Settings, stamp: Stamp, keys:
     }
     desired.put_chain("open".into(), vec![vec![accept()]]);
     desired.put_chain(names::audit(), vec![vec![Statement::Counter, accept()]]);
-    no_connection(desired, settings);
+    no_connection(desired, settings, keys);
     infrastructure(desired, settings, keys);
+    related(desired, keys);
+    bound(desired, keys);
     for side in SIDES {
-        bases(desired, settings, side);
+        bases(desired, settings, keys, side);
     }
     spoof(desired, settings, keys);
 }
@@ -134,14 +185,26 @@ fn stamp_rules(settings: &Settings, stamp: Stamp) -> [(Name, Vec<Rule>); 5] {
     let (mark, keep) = (settings.mark, settings.mark.foreign());
     let (half, full) = (mark.half_judged(stamp), mark.judged(stamp));
     let is = |number: u32| test(Field::CtMark, Test::Masked { mask: mark.mask(), is: number });
-    // What is forwarded asks at once, and not through a jump: that costs as much as what it leads to.
-    let forward = |side: Direction| match settings.mode {
-        Mode::Bypass => Vec::new(),
-        _ => vec![vec![is(full), accept()], vec![Statement::goto(&names::sided("j", side))]],
+    // What is forwarded asks at once, and not through a jump: that costs as much as what it leads to. A stamp speaks for the flow, not
+    // for whoever sends an error about it, nor for the interface by which a packet leaves after its route was changed. That it came in
+    // where its source belongs, anti-spoofing has asked. What senders' judge takes up here loses its stamp, and receivers' judge
+    // looks at it too: which of the two is concerned depends on the packet's direction.
+    let plain_v4 = Statement::is(Field::VersionAndLength, PLAIN_V4);
+    let is_bound = Statement::in_set([Field::OutInterface, Field::Destination4], &names::source4());
+    let (out, into) = match settings.mode {
+        Mode::Bypass => (Vec::new(), Vec::new()),
+        _ => (
+            vec![
+                vec![is(full), is_not_related(), plain_v4, is_bound, accept()],
+                vec![is(full), is_not_related(), Statement::goto(&names::bound())],
+                vec![Statement::goto(&names::unstamped_out())],
+            ],
+            vec![vec![is(full), accept()], vec![Statement::goto(&names::sided("j", Direction::Ingress))]],
+        ),
     };
     [
-        (names::forward_out(), forward(Direction::Egress)),
-        (names::forward_in(), forward(Direction::Ingress)),
+        (names::forward_out(), out),
+        (names::forward_in(), into),
         (names::fast(), vec![vec![is(full), accept()], vec![Statement::Verdict(Verdict::Return)]]),
         (names::stamp_out(), vec![vec![Statement::SetMark { keep, set: half }, accept()]]),
         (names::stamp_in(), vec![vec![is(half), Statement::SetMark { keep, set: full }], vec![accept()]]),
@@ -166,10 +229,10 @@ pub fn stamp_chains(settings: &Settings, stamp: Stamp) -> Vec<(Name, Vec<Rule>)>
 
 /// The chains that know the stamp, and how many rules each has for one.
 pub fn stamp_rule_counts(settings: &Settings) -> [(Name, usize); 5] {
-    let forward = if settings.mode == Mode::Bypass { 0 } else { 2 };
+    let (out, into) = if settings.mode == Mode::Bypass { (0, 0) } else { (3, 2) };
     [
-        (names::forward_out(), forward),
-        (names::forward_in(), forward),
+        (names::forward_out(), out),
+        (names::forward_in(), into),
         (names::fast(), 2),
         (names::stamp_out(), 1),
         (names::stamp_in(), 2),
@@ -205,6 +268,8 @@ fn refusing(desired: &mut Desired<'_>, settings: &Settings, keys: Keys, side: Di
         let audit = Statement::goto(&names::audit());
         if settings.mode == Mode::Audit {
             rules.push(vec![audit]);
+        } else if settings.mode == Mode::Lockdown {
+            rules.push(drop().into());
         } else {
             let (original, reply) = interfaces(side);
             let sides = match view {
@@ -270,6 +335,7 @@ fn judge(desired: &mut Desired<'_>, settings: &Settings, keys: Keys, side: Direc
     // Ours, but without a profile: not announced yet, just removed, refused. Never "unknown, so accept".
     let end = Statement::goto(&names::end(View::Connection, side));
     rules.extend(flows.map(|(of_flow, interface, _)| vec![direction(of_flow), claimed(interface), end.clone()]));
+    rules.extend(flows.map(|(of_flow, interface, _)| vec![direction(of_flow), held(interface), end.clone()]));
     // The judged end is not ours, the other one is: half is done.
     let half = Statement::goto(&names::stamp(side));
     rules.push(vec![direction(ORIGINAL), claimed(reply), half.clone()]);
@@ -280,19 +346,34 @@ fn judge(desired: &mut Desired<'_>, settings: &Settings, keys: Keys, side: Direc
     desired.put_chain(names::sided("j", side), rules);
 }
 
-/// Invalid and untracked packets never fall through to accept where an end is ours.
-fn no_connection(desired: &mut Desired<'_>, settings: &Settings) {
-    let ends = [Field::InInterface, Field::OutInterface];
-    let audit = Statement::goto(&names::audit());
-    let rules = match settings.mode {
-        Mode::Audit => ends.map(|end| vec![claimed(end), audit.clone()]).into(),
-        _ => {
-            let audited = ends.map(|end| vec![Statement::in_set([end], &names::audited()), audit.clone()]);
-            let refused = ends.map(|end| line([vec![claimed(end)], drop().into()]));
-            [audited, refused].concat()
+/// Invalid and untracked packets never fall through to accept where an end is ours. Nobody's policy judges them, so they pass only if
+/// every end that is ours is audited.
+fn no_connection(desired: &mut Desired<'_>, settings: &Settings, keys: Keys) {
+    let ends =
+        [(Field::InInterface, Field::Source4, Field::Source6), (Field::OutInterface, Field::Destination4, Field::Destination6)];
+    let mut rules = Vec::new();
+    for (end, v4, v6) in ends {
+        let families = [(FAMILY_V4, keys.v4, [end, v4], names::audited4()), (FAMILY_V6, keys.v6, [end, v6], names::audited6())];
+        match settings.mode {
+            Mode::Audit => {}
+            Mode::Lockdown => rules.push(line([vec![claimed(end)], drop().into()])),
+            Mode::Enforce | Mode::Bypass => rules.extend(families.map(|(family, by_address, fields, set)| {
+                let mut tests = vec![Statement::is(Field::Family, family), claimed(end), not_in([end], names::audited())];
+                tests.extend(by_address.then(|| not_in(fields, set)));
+                line([tests, drop().into()])
+            })),
         }
-    };
+    }
+    if settings.mode != Mode::Audit {
+        // Without its name it is nobody's, and so not audited: but by its name it is decided above.
+        rules.extend(ends.map(|(end, ..)| line([vec![unclaimed(end), held(end)], drop().into()])));
+    }
+    rules.extend(ends.map(|(end, ..)| vec![claimed(end), Statement::goto(&names::audit())]));
     desired.put_chain(names::no_connection(), rules);
+}
+
+fn not_in(fields: impl Into<Vec<Field>>, set: Name) -> Statement {
+    Statement::Match { fields: fields.into(), test: Test::NotIn(set) }
 }
 
 fn priority(side: Direction) -> i32 {
@@ -303,40 +384,50 @@ fn priority(side: Direction) -> i32 {
 }
 
 /// Where packets of the machine itself come in; those that are forwarded are met by the stamp's own chains.
-fn bases(desired: &mut Desired<'_>, settings: &Settings, side: Direction) {
+fn bases(desired: &mut Desired<'_>, settings: &Settings, keys: Keys, side: Direction) {
+    let judge = Statement::goto(&names::sided("j", side));
     let hooks = [("b_input", Hook::Input, names::infrastructure_in()), ("b_output", Hook::Output, names::infrastructure_out())];
     for (stem, hook, infrastructure) in hooks {
         let mut rules = Vec::new();
         if settings.mode != Mode::Bypass {
+            rules.extend(past_the_fast_path(hook, side, settings.mark, keys));
             rules.push(vec![Statement::jump(&names::fast())]);
             rules.push(vec![Statement::jump(&infrastructure)]);
-            rules.push(vec![Statement::goto(&names::sided("j", side))]);
+            rules.push(vec![judge.clone()]);
         }
         desired.chains.insert(names::sided(stem, side), Chain { base: Some(Base { hook, priority: priority(side) }), rules });
     }
+    if side == Direction::Egress {
+        let rules = vec![vec![Statement::jump(&names::infrastructure_out())], vec![judge]];
+        desired.put_chain(names::local_out(), rules);
+    }
 }
 
-/// What a workload needs of its host to come up at all; and what no policy can cut off the host itself.
+/// What a workload needs of its host to come up at all, between the two and nobody else; and what no policy can cut off the host itself,
+/// which is a client outside and never a server.
 fn infrastructure(desired: &mut Desired<'_>, settings: &Settings, keys: Keys) {
+    let (came_in, goes_out) = (Field::InInterface, Field::OutInterface);
     let pass = |parts: Vec<Statement>| line([parts, vec![accept()]]);
-    let mut coming = vec![
-        pass(icmpv6(NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT)),
-        pass(icmpv6(ROUTER_SOLICIT, ROUTER_SOLICIT)),
-        pass(udp(DHCP_CLIENT, DHCP_SERVER)),
-        pass(udp(DHCP6_CLIENT, DHCP6_SERVER)),
-    ];
-    let mut going = vec![
-        pass(icmpv6(ROUTER_ADVERT, NEIGHBOUR_ADVERT)),
-        pass(udp(DHCP_SERVER, DHCP_CLIENT)),
-        pass(udp(DHCP6_SERVER, DHCP6_CLIENT)),
-    ];
+    let inside = |end: Field, parts: Vec<Statement>| line([parts, vec![claimed(end), accept()]]);
+    let mut coming: Vec<Rule> = [
+        icmpv6(NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT),
+        icmpv6(ROUTER_SOLICIT, ROUTER_SOLICIT),
+        udp(DHCP_CLIENT, DHCP_SERVER),
+        udp(DHCP6_CLIENT, DHCP6_SERVER),
+    ]
+    .map(|parts| inside(came_in, parts))
+    .into();
+    let mut going: Vec<Rule> =
+        [icmpv6(ROUTER_ADVERT, NEIGHBOUR_ADVERT), udp(DHCP_SERVER, DHCP_CLIENT), udp(DHCP6_SERVER, DHCP6_CLIENT)]
+            .map(|parts| inside(goes_out, parts))
+            .into();
     if keys.host {
-        let (came_in, goes_out) = (Field::InInterface, Field::OutInterface);
         for (rules, end) in [(&mut coming, came_in), (&mut going, goes_out)] {
             rules.push(pass(vec![test(end, Test::Is(Value::Interface(Interface::LOOPBACK)))]));
-            // What of ICMPv6 is not tracked is neighbour discovery and listener reports.
-            let discovery = vec![Statement::is(Field::Family, FAMILY_V6), Statement::is(Field::Protocol, ICMPV6)];
-            rules.push(line([vec![unclaimed(end), state(STATE_UNTRACKED)], discovery, vec![accept()]]));
+            // Neighbour discovery but for redirects, which nothing needs, and what listeners are asked and report.
+            for (first, last) in [(LISTENER_QUERY, NEIGHBOUR_ADVERT), (LISTENER_REPORT_2, LISTENER_REPORT_2)] {
+                rules.push(line([vec![unclaimed(end), state(STATE_UNTRACKED)], icmpv6(first, last), vec![accept()]]));
+            }
         }
         let outside = |end: Field, parts: Vec<Statement>| line([vec![unclaimed(end)], parts, vec![accept()]]);
         coming.push(outside(came_in, udp(DHCP_SERVER, DHCP_CLIENT)));
@@ -380,7 +471,7 @@ fn spoof(desired: &mut Desired<'_>, settings: &Settings, keys: Keys) {
         ]));
         rules.push(own(&v4, Field::Source4, names::source4(), names::own4()));
         rules.push(own(&v6, Field::Source6, names::source6(), names::own6()));
-        rules.push(vec![unclaimed(Field::InInterface), accept()]);
+        rules.push(vec![unclaimed(Field::InInterface), not_held(Field::InInterface), accept()]);
         if keys.span4 {
             rules.push(own(&v4, Field::Source4, names::source_span4(), names::own4()));
         }

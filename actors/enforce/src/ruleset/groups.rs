@@ -7,10 +7,10 @@ use groupcast_policy::ids::GroupId;
 use groupcast_policy::needs::Documents;
 use groupcast_policy::net::{AddressSet, Family, PortSet, Prefix, Span, SpanSet, Successor};
 use groupcast_policy::normal::Families;
-use groupcast_policy::packet::{ICMP, ICMPV6, TCP, UDP};
+use groupcast_policy::packet::{DCCP, ICMP, ICMPV6, TCP, UDP};
 use groupcast_policy::rule::{Action, Direction, Remote, Rule, Traffic};
 use groupcast_policy::topic::Topic;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::profiles::{Used, rules_of};
 use super::{Contents, Desired, DesiredSet};
@@ -110,6 +110,14 @@ impl<'w, D: Documents> Writer<'w, D> {
 
     /// Protocol and port come before the remote: they are the cheaper question.
     fn matches(&mut self, view: View, rule: &Rule) -> Vec<Vec<Statement>> {
+        let all_of_it = Traffic::Protocol(DCCP);
+        let traffic = match (&rule.traffic, rule.action) {
+            // Kernels since 6.16 do not track these ports: to them a rule says nothing about any. It allows nothing, and denies all of
+            // the protocol.
+            (Traffic::Ports { protocol: DCCP, .. }, Action::Allow) => return Vec::new(),
+            (Traffic::Ports { protocol: DCCP, .. }, Action::Deny) => &all_of_it,
+            (traffic, _) => traffic,
+        };
         let is_icmp = matches!(rule.traffic, Traffic::Icmp { .. });
         let remote = match &rule.remote {
             Remote::Group(group) => {
@@ -126,11 +134,11 @@ impl<'w, D: Documents> Writer<'w, D> {
             Remote::Addresses(set) => Tests::Addresses(set),
         };
         if matches!(remote, Tests::Any) && rule.family.is_none() && !is_icmp {
-            return vec![self.traffic(view, &rule.traffic, Family::V4)];
+            return vec![self.traffic(view, traffic, Family::V4)];
         }
         let mut lines = Vec::new();
         for family in rule.families().iter() {
-            let mut line = self.traffic(view, &rule.traffic, family);
+            let mut line = self.traffic(view, traffic, family);
             let tests = self.remote_tests(view, rule.direction, family, &remote);
             // The connection's addresses tell its family; nothing else does.
             if view != View::Connection || matches!(remote, Tests::Any) {
@@ -192,7 +200,7 @@ impl<'w, D: Documents> Writer<'w, D> {
             [span] => Statement::within(field, span.first(), span.last()),
             spans => {
                 let bytes: Vec<u8> = spans.iter().flat_map(|s| [s.first(), s.last()]).flat_map(u16::to_be_bytes).collect();
-                let name = names::ports(xxh3_64(&bytes));
+                let name = names::ports(&bytes);
                 self.written.sets.insert(name.clone(), (SetKind::Ports, Elements::from(ports)));
                 Statement::in_set([field], &name)
             }
@@ -239,8 +247,8 @@ impl<'w, D: Documents> Writer<'w, D> {
         }
         let ends = set.spans().iter().flat_map(|span| [span.first().into(), span.last().into()]);
         let bytes: Vec<u8> = ends.flat_map(u128::to_be_bytes).collect();
-        let (seed, kind) = if family == Family::V4 { (4, SetKind::Spans4) } else { (6, SetKind::Spans6) };
-        let name = names::addresses(family, xxh3_64_with_seed(&bytes, seed));
+        let kind = if family == Family::V4 { SetKind::Spans4 } else { SetKind::Spans6 };
+        let name = names::addresses(family, &bytes);
         self.written.sets.insert(name.clone(), (kind, elements));
         vec![Statement::in_set([field], &name)]
     }

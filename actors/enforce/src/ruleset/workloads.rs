@@ -87,12 +87,12 @@ impl Owners {
     /// Why a workload cannot be attached like this, if it cannot.
     pub fn objection(
         &self,
-        placement: &Placement,
+        workload: &WorkloadId,
         attachment: &Attachment,
         addresses: &BTreeSet<Prefix>,
         settings: &Settings,
     ) -> Option<Refusal> {
-        let workload = || placement.workload.clone();
+        let workload = || workload.clone();
         let interface = attachment.interface();
         if *attachment != Attachment::Host && !settings.claims.iter().any(|claim| claim.covers(&interface)) {
             return Some(Refusal::Unclaimed { workload: workload(), interface });
@@ -137,7 +137,7 @@ pub fn place<'p>(
     for (workload, resolved) in &policy.workloads {
         let Some(attached) = attachments.get(workload) else { continue };
         let addresses = own_addresses(resolved.placement, &attached.attachment);
-        if let Some(refusal) = owners.objection(resolved.placement, &attached.attachment, &addresses, settings) {
+        if let Some(refusal) = owners.objection(workload, &attached.attachment, &addresses, settings) {
             refused.push(refusal);
             continue;
         }
@@ -148,6 +148,32 @@ pub fn place<'p>(
         placed.insert(workload.clone(), one);
     }
     (placed, refused)
+}
+
+/// Why a workload cannot be attached like this beside those that are, if it cannot. Unlike where all are placed at once, those that are
+/// attached keep what they have, whatever their ids; also if they are not registered yet. `expected`: it is about to be registered with
+/// the addresses it is attached by.
+pub fn objection(
+    workload: &WorkloadId,
+    attached: &Attached,
+    expected: bool,
+    others: &Attachments,
+    placements: Option<&BTreeMap<WorkloadId, Placement>>,
+    settings: &Settings,
+) -> Option<Refusal> {
+    let placement = |id: &WorkloadId| placements.and_then(|placements| placements.get(id));
+    let mut owners = Owners::default();
+    for (other, held) in others.iter().filter(|(other, _)| *other != workload) {
+        let addresses = placement(other).map(|placement| own_addresses(placement, &held.attachment)).unwrap_or_default();
+        owners.admit(other, &held.attachment, &addresses);
+    }
+    let given = |addresses: &BTreeSet<IpAddr>| addresses.iter().map(|address| Prefix::host(*address)).collect();
+    let addresses = match (&attached.attachment, placement(workload).filter(|_| !expected)) {
+        (attachment, Some(placement)) => own_addresses(placement, attachment),
+        (Attachment::Addresses { addresses, .. }, None) => given(addresses),
+        (Attachment::Interface(_) | Attachment::Host, None) => BTreeSet::new(),
+    };
+    owners.objection(workload, &attached.attachment, &addresses, settings)
 }
 
 /// Of the machine itself: none. Its own addresses are not told from anybody's by the kernel's tables, only by its hooks.
@@ -220,6 +246,11 @@ pub fn elements_of(attached: &Attached, enforced: Enforced, addresses: &BTreeSet
             Family::V6 => (names::source6(), SetKind::InterfaceV6),
         };
         elements.push((set, kind, key, Data::Nothing));
+        let (set, kind, key) = match address {
+            IpAddr::V4(a) => (names::same4(), SetKind::SameV4, Key::SameV4(a.to_bits())),
+            IpAddr::V6(a) => (names::same6(), SetKind::SameV6, Key::SameV6(a.to_bits())),
+        };
+        elements.push((set, kind, key, Data::Nothing));
     }
     elements
 }
@@ -252,6 +283,8 @@ pub fn write(desired: &mut Desired<'_>, attachments: &Attachments, placed: &BTre
     sets.insert(names::audited(), (SetKind::Interfaces, BTreeMap::new()));
     sets.insert(names::source4(), (SetKind::InterfaceV4, BTreeMap::new()));
     sets.insert(names::source6(), (SetKind::InterfaceV6, BTreeMap::new()));
+    sets.insert(names::same4(), (SetKind::SameV4, BTreeMap::new()));
+    sets.insert(names::same6(), (SetKind::SameV6, BTreeMap::new()));
 
     let numbers = numbers(placed.values().map(|workload| &workload.key));
     for workload in placed.values() {
@@ -295,10 +328,12 @@ pub fn write(desired: &mut Desired<'_>, attachments: &Attachments, placed: &BTre
     keys
 }
 
-/// The ranges that interfaces may send from, of each family. Those of one interface are merged: the kernel refuses overlaps.
+/// The ranges that interfaces may send from, of each family, and all of them as those behind no interface, where the machine itself is
+/// met. Those of one interface are merged: the kernel refuses overlaps.
 pub fn source_spans(sources: impl IntoIterator<Item = (Interface, Prefix)>) -> (BTreeMap<Key, Data>, BTreeMap<Key, Data>) {
     let (mut spans4, mut spans6) = (BTreeMap::<Interface, Vec<_>>::new(), BTreeMap::<Interface, Vec<_>>::new());
-    for (interface, prefix) in sources.into_iter().filter(|(_, prefix)| !prefix.is_host()) {
+    let ranges = sources.into_iter().filter(|(_, prefix)| !prefix.is_host());
+    for (interface, prefix) in ranges.flat_map(|(interface, prefix)| [(interface, prefix), (Interface::NONE, prefix)]) {
         match prefix.net() {
             IpNet::V4(net) => {
                 spans4.entry(interface).or_default().extend(Span::new(net.network().to_bits(), net.broadcast().to_bits()));

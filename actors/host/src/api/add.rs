@@ -8,9 +8,12 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{Answer, Doors, flat, workload};
 use crate::config::WrittenAttachment;
-use crate::enforcement::{AskStanding, Attach};
+use crate::enforcement::{AskStanding, Attach, Detach};
 use crate::enrol::WrittenEnrolment;
 use crate::report::Standing;
+
+/// How long freshness waits for the bus. A start or a server's end takes less; a bus that is gone longer must not hold up every workload.
+const CONNECTED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Doors {
     pub(super) async fn add(
@@ -25,17 +28,26 @@ impl Doors {
             Ok(id) => id,
             Err(why) => return Answer::Failed { why },
         };
-        // First of all: until its policy is here nothing of it passes.
-        match timeout_at(deadline, self.attach.send(Attach(attachment))).await.map(flat) {
-            Ok(Ok(())) => {}
-            Ok(Err(why)) => return Answer::Failed { why },
-            Err(_) => return Answer::TimedOut { why: format!("workload {id} waits for its turn: nothing of it passes") },
-        }
-        let mut notes = Vec::new();
-        if let Some(written) = enrol {
+        // What agent.toml enrols is enrolled again with its workload: removing that has ended it.
+        let enrol = enrol.or_else(|| self.registration.lapsed(&id));
+        if let Some(written) = &enrol {
             if written.workload != id.as_str() {
                 return Answer::Failed { why: format!("workload {id} cannot be enrolled as {}", written.workload) };
             }
+            if let Err(why) = written.check() {
+                return Answer::Failed { why };
+            }
+        }
+        let enrols = enrol.as_ref().is_some_and(|written| attachment.addresses.is_subset(&written.addresses));
+        // First of all: until its policy is here nothing of it passes.
+        let before = match timeout_at(deadline, self.attach.send(Attach { attachment, enrols })).await.map(flat) {
+            Ok(Ok(before)) => before,
+            Ok(Err(why)) => return Answer::Failed { why },
+            Err(_) => return Answer::TimedOut { why: format!("workload {id} waits for its turn: nothing of it passes") },
+        };
+        let mut notes = Vec::new();
+        let is_enrolled = enrol.is_some();
+        if let Some(written) = enrol {
             match timeout_at(deadline - within / 4, self.registration.enrol(written)).await {
                 Ok(Ok(())) => {}
                 // It goes on being tried: whoever is told may mend it.
@@ -49,14 +61,33 @@ impl Doors {
         }
         match self.stand(&id, deadline).await {
             Standing::Enforced => Answer::Done { notes },
-            Standing::Refused(why) => Answer::Failed { why },
+            Standing::Refused(why) => {
+                self.undo(&id, before, is_enrolled).await;
+                Answer::Failed { why }
+            }
             Standing::Waiting(why) => Answer::TimedOut { why: notes.into_iter().fold(why, |why, note| format!("{why}; {note}")) },
+        }
+    }
+
+    /// Refused means unchanged, also where that turns out late: it is attached as it was before, or not at all.
+    async fn undo(&self, id: &WorkloadId, before: Option<WrittenAttachment>, is_enrolled: bool) {
+        let undone = match before {
+            Some(attachment) => flat(self.attach.send(Attach { attachment, enrols: true }).await).map(|_| ()),
+            None if is_enrolled => self.remove(id.clone()).await,
+            None => flat(self.detach.send(Detach(id.clone())).await),
+        };
+        if let Err(error) = undone {
+            tracing::warn!(workload = %id, %error, "a refused workload stays attached, and closed");
         }
     }
 
     /// Has sources read anew, and waits until what they say is in force here.
     async fn freshen(&self, deadline: Instant) -> Result<(), String> {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = || deadline.saturating_duration_since(Instant::now());
+        if !self.inbox.connected(left().min(CONNECTED_WITHIN)).await {
+            return Err("the bus is not connected".into());
+        }
+        let left = left();
         let request = HostRequest::Fresh { within_ms: left.as_millis() as u64 };
         let cut = match self.inbox.ask(&request, left).await? {
             HostRequestAnswer::Done { cut } => cut,

@@ -157,7 +157,11 @@ fn enforce(judged: bool) -> Result<usize, Failure> {
         let mut ops = Vec::new();
         for side in [Direction::Egress, Direction::Ingress] {
             let chain = names::forward(side);
-            let judge = Statement::goto(&names::sided("j", side));
+            let judge = match side {
+                Direction::Egress => names::unstamped_out(),
+                Direction::Ingress => names::sided("j", side),
+            };
+            let judge = Statement::goto(&judge);
             let rules = [vec![never.clone(), Statement::Verdict(Verdict::Accept)], vec![judge]];
             ops.push(Op::FlushChain { chain: chain.clone() });
             ops.extend(rules.into_iter().enumerate().map(|(at, rule)| Op::AddRule { chain: chain.clone(), at, rule }));

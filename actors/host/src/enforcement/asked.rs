@@ -1,18 +1,20 @@
 //! What the enforcement says when it is asked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::UNIX_EPOCH;
 
 use actix::prelude::*;
+use groupcast_enforce::settings::{Attachment, Mode};
 use groupcast_policy::doc::Content;
 use groupcast_policy::ids::WorkloadId;
+use groupcast_policy::net::Family;
 use groupcast_policy::resolve::resolve;
 use groupcast_policy::topic::{Scope, Topic};
 
 use super::Enforcement;
 use crate::explain::{Situation, explain};
 use crate::holder::Holder;
-use crate::mode::host_state;
+use crate::host;
 use crate::netlink::{Counted, Foreign};
 use crate::report::{Enforced, Explanation, Ruleset, Standing};
 
@@ -66,7 +68,7 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
         let mut found = Vec::new();
         if let Some((mode, reason)) = &self.mode {
             found.push(format!("the operator ordered {mode}: {reason}"));
-        } else if host_state(&self.configured, &None, None).name() == "auditing" {
+        } else if self.configured.mode == Mode::Audit {
             found.push("the host is audited by its configuration: what is denied is logged and passes".into());
         }
         if let Some(error) = &self.last_error {
@@ -75,6 +77,7 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
         if self.keeper.is_stale() {
             found.push(STALE.into());
         }
+        found.extend(self.misplaced());
         if self.overdue {
             found.push("only the safe part of the newest change is in force: topics it names have not arrived".into());
         }
@@ -89,7 +92,7 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
             return Standing::Waiting(format!("the kernel refuses it: {error}"));
         }
         if self.keeper.is_stale() {
-            return Standing::Waiting(format!("{STALE}: workload {workload} is as it was before"));
+            return Standing::Waiting(format!("{STALE}: workload {workload} is as it was before, closed if it was not attached"));
         }
         let documents = self.keeper.in_force();
         let Some(Content::Host(placements)) = documents.get(&Topic::Host(self.host.clone())).and_then(|d| d.content()) else {
@@ -120,6 +123,20 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
     }
 }
 
+impl<E: Holder + Unpin + 'static> Enforcement<E> {
+    /// The families that workloads behind interfaces have addresses of.
+    fn forwarded_families(&self) -> BTreeSet<Family> {
+        let Some(Content::Host(placements)) =
+            self.keeper.in_force().get(&Topic::Host(self.host.clone())).and_then(|held| held.content())
+        else {
+            return BTreeSet::new();
+        };
+        let behind = self.keeper.engine().attachments().iter().filter(|(_, held)| held.attachment != Attachment::Host);
+        let addresses = behind.filter_map(|(id, _)| placements.get(id)).flat_map(|placement| &placement.addresses);
+        addresses.map(|prefix| prefix.family()).collect()
+    }
+}
+
 impl<E: Holder + Unpin + 'static> Handler<AskEnforced> for Enforcement<E> {
     type Result = MessageResult<AskEnforced>;
 
@@ -139,11 +156,13 @@ impl<E: Holder + Unpin + 'static> Handler<AskEnforced> for Enforcement<E> {
             overdue: self.overdue,
             mode,
             reason,
-            state: host_state(&self.configured, &self.mode, self.last_error.as_deref()).name().to_owned(),
+            state: self.host_state().name().to_owned(),
             topics,
             workloads: self.attachments(),
-            refused: self.refused().into_values().collect(),
+            refused: self.refused().into_values().chain(self.misplaced()).collect(),
             last_error: self.last_error.clone(),
+            missing_interfaces: self.absent().map(|(_, why)| why).collect(),
+            unsaved: self.disk_error.clone(),
             missing_features: self.missing_features.clone(),
             counts: self.keeper.counts,
         })
@@ -200,6 +219,12 @@ impl<E: Holder + Unpin + 'static> Handler<AskForeign> for Enforcement<E> {
 
     fn handle(&mut self, _: AskForeign, _: &mut Self::Context) -> Self::Result {
         let mask = self.configured.mark.mask();
-        MessageResult(self.keeper.enforcer().foreign(mask))
+        let families = self.forwarded_families();
+        let mut foreign = self.keeper.enforcer().foreign(mask);
+        // A dry run has no machine around it.
+        if !self.present.names.is_empty() {
+            foreign.forwarding = families.into_iter().filter_map(host::not_forwarding).collect();
+        }
+        MessageResult(foreign)
     }
 }

@@ -1,7 +1,9 @@
 //! What is ordered on the local socket. An order waits for its turn, and whoever gave it for what comes of it.
 
+use std::collections::BTreeSet;
+
 use actix::prelude::*;
-use groupcast_enforce::settings::{Attached, Settings};
+use groupcast_enforce::settings::{Attached, Attachment, Settings};
 use groupcast_policy::ids::WorkloadId;
 use tokio::sync::oneshot;
 
@@ -14,9 +16,14 @@ use crate::mode::{WantedMode, settings_of};
 
 // ---- messages
 
+/// Answered with how it was attached before, if it was.
 #[derive(Message)]
-#[rtype(result = "Result<(), String>")]
-pub struct Attach(pub WrittenAttachment);
+#[rtype(result = "Result<Option<WrittenAttachment>, String>")]
+pub struct Attach {
+    pub attachment: WrittenAttachment,
+    /// It is about to be registered with the addresses it is attached by.
+    pub enrols: bool,
+}
 
 #[derive(Message)]
 #[rtype(result = "Result<(), String>")]
@@ -54,6 +61,8 @@ pub(super) enum What {
     Attach(WorkloadId, Attached),
     Detach(WorkloadId),
     Mode(Settings, bool),
+    /// Interfaces that stay closed whatever they are called, by number.
+    Hold(BTreeSet<u32>),
 }
 
 fn answered<T: 'static>(outcome: Result<T, String>) -> ResponseFuture<Result<T, String>> {
@@ -62,7 +71,16 @@ fn answered<T: 'static>(outcome: Result<T, String>) -> ResponseFuture<Result<T, 
 
 /// One transaction for all of it. What happens all the time goes the short way.
 pub(super) fn step<E: Holder>(keeper: &mut Keeper<E>, waiting: Waiting, orders: &[Order]) -> Result<(), E::Error> {
-    match (&waiting.commits[..], waiting.overdue, orders) {
+    // Interfaces come and go with workloads: that must not make the way of these long.
+    let held = orders.iter().filter_map(|order| if let What::Hold(held) = &order.what { Some(held) } else { None }).next_back();
+    if let Some(held) = held {
+        keeper.hold(held.clone())?;
+    }
+    let orders: Vec<&Order> = orders.iter().filter(|order| !matches!(order.what, What::Hold(_))).collect();
+    if waiting.is_empty() && orders.is_empty() {
+        return Ok(());
+    }
+    match (&waiting.commits[..], waiting.overdue, &orders[..]) {
         (commits, None, []) => return keeper.moved(commits),
         ([], Some(safe), []) => return keeper.overdue(safe),
         ([], None, [Order { what: What::Attach(id, attached), .. }]) => return keeper.attach(id.clone(), attached.clone()),
@@ -79,19 +97,27 @@ pub(super) fn step<E: Holder>(keeper: &mut Keeper<E>, waiting: Waiting, orders: 
             What::Mode(settings, frozen) => {
                 keeper.want_frozen(*frozen);
                 if !frozen {
-                    keeper.want_settings(settings.clone());
+                    // Which interfaces are held was found out since.
+                    let held = keeper.engine().settings().held.clone();
+                    keeper.want_settings(Settings { held, ..settings.clone() });
                 }
             }
+            What::Hold(_) => {}
         }
     }
     keeper.settle()
 }
 
 impl<E: Holder + Unpin + 'static> Enforcement<E> {
+    /// Why no further order is taken, if none is. Asked before anything is noted: what is refused changes nothing.
+    fn no_room(&self) -> Option<String> {
+        (self.orders.len() >= ORDERS_MAX).then(|| format!("{ORDERS_MAX} orders wait already: try again"))
+    }
+
     /// Adds an order; what comes of it, once it has had its turn.
     fn order(&mut self, what: What, context: &mut Context<Self>) -> ResponseFuture<Result<(), String>> {
-        if self.orders.len() >= ORDERS_MAX {
-            return answered(Err(format!("{ORDERS_MAX} orders wait already: try again")));
+        if let Some(why) = self.no_room() {
+            return answered(Err(why));
         }
         let (waiter, answer) = oneshot::channel();
         self.orders.push(Order { what, waiter: Some(waiter) });
@@ -101,19 +127,22 @@ impl<E: Holder + Unpin + 'static> Enforcement<E> {
 }
 
 impl<E: Holder + Unpin + 'static> Handler<Attach> for Enforcement<E> {
-    type Result = ResponseFuture<Result<(), String>>;
+    type Result = ResponseFuture<Result<Option<WrittenAttachment>, String>>;
 
-    fn handle(&mut self, Attach(written): Attach, context: &mut Self::Context) -> Self::Result {
-        let (workload, attached) = match written.check() {
+    fn handle(&mut self, Attach { attachment, enrols }: Attach, context: &mut Self::Context) -> Self::Result {
+        let (workload, attached) = match attachment.check() {
             Ok(checked) => checked,
             Err(why) => return answered(Err(why)),
         };
         self.look_at_links();
-        if let Some(why) = self.misfit(&workload, &attached) {
+        // Refused means unchanged: what it is attached to now, and what others are, stays.
+        if let Some(why) = self.unattachable(&workload, &attached, enrols).or_else(|| self.no_room()) {
             return answered(Err(why));
         }
+        let before = self.attachments_to_be().get(&workload).and_then(|held| WrittenAttachment::of(&workload, held));
         self.suspended.remove(&workload);
-        self.order(What::Attach(workload, attached), context)
+        let ordered = self.order(What::Attach(workload, attached), context);
+        Box::pin(async move { ordered.await.map(|()| before) })
     }
 }
 
@@ -121,8 +150,13 @@ impl<E: Holder + Unpin + 'static> Handler<Detach> for Enforcement<E> {
     type Result = ResponseFuture<Result<(), String>>;
 
     fn handle(&mut self, Detach(workload): Detach, context: &mut Self::Context) -> Self::Result {
+        if self.keeper.engine().attachments().get(&workload).is_some_and(|held| held.attachment == Attachment::Host) {
+            let words = "is the machine itself: take host_workload out of agent.toml instead";
+            return answered(Err(format!("workload {workload} {words}")));
+        }
         if self.suspended.remove(&workload).is_some() {
-            return Box::pin(self.keep_orders());
+            // What leads to it may still wait for its turn to be taken away.
+            return self.order(What::Detach(workload), context);
         }
         let is_ordered = |order: &Order| matches!(&order.what, What::Attach(id, _) if *id == workload);
         if !self.keeper.engine().attachments().contains_key(&workload) && !self.orders.iter().any(is_ordered) {
@@ -140,10 +174,11 @@ impl<E: Holder + Unpin + 'static> Handler<SetAudit> for Enforcement<E> {
             attached.audit = audit;
             return Box::pin(self.keep_orders());
         }
-        let Some(attached) = self.keeper.engine().attachments().get(&workload) else {
+        // As it will be after what waits: this is about the workload, and takes back nothing that was ordered before.
+        let Some(attached) = self.attachments_to_be().remove(&workload) else {
             return answered(Err(format!("workload {workload} is not attached here")));
         };
-        let attached = Attached { audit, ..attached.clone() };
+        let attached = Attached { audit, ..attached };
         tracing::warn!(%workload, audit, "set by the operator");
         self.order(What::Attach(workload, attached), context)
     }
@@ -155,6 +190,9 @@ impl<E: Holder + Unpin + 'static> Handler<SetMode> for Enforcement<E> {
     fn handle(&mut self, SetMode { mode, reason }: SetMode, context: &mut Self::Context) -> Self::Result {
         if reason.trim().is_empty() {
             return answered(Err("say why: the reason is seen wherever changes are waited for".into()));
+        }
+        if let Some(why) = self.no_room() {
+            return answered(Err(why));
         }
         tracing::warn!(?mode, %reason, "set by the operator");
         let (settings, frozen) = settings_of(&self.configured, mode.name());

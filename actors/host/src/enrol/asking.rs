@@ -1,7 +1,7 @@
 //! Registrations that are asked for, repeated and answered. A repetition is the same registration under the same number, so an answer to
 //! any of them counts, from whichever controller and however late.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use groupcast_messages::{REGISTER_WORKLOADS_MAX, Register, RegisterAnswer};
 use groupcast_policy::ids::WorkloadId;
@@ -60,8 +60,12 @@ impl Enroller {
     pub(super) fn registrations(&mut self, now_ms: u64) -> Vec<Effect> {
         let (mut again, mut batches) = (BTreeMap::<u64, Vec<WorkloadId>>::new(), BTreeMap::<String, Vec<WorkloadId>>::new());
         let mut groups = Vec::new();
+        // What it was on another network is removed first: nobody is on two.
+        let moving: BTreeSet<&WorkloadId> = self.ended.iter().filter(|(_, ended)| !ended.taken).map(|((_, id), _)| id).collect();
         for (id, wanted) in &self.wanted {
-            let is_ended = self.ended.contains_key(&(wanted.enrolment.asked.network.clone(), id.clone()));
+            let is_ended = moving.contains(id)
+                || self.absent.contains_key(id)
+                || self.ended.contains_key(&(wanted.enrolment.asked.network.clone(), id.clone()));
             let is_on_its_way = wanted.asked.is_some_and(|asked| asked.lost_at_ms.is_some_and(|at_ms| now_ms < at_ms));
             let is_done = wanted.incarnation.is_some() && !wanted.stale;
             if is_ended || is_on_its_way || is_done || now_ms < wanted.due_ms {

@@ -1,6 +1,6 @@
 //! How a keeper begins: by the kernel's table if there is one, by what the disk knows, by nothing.
 
-use groupcast_enforce::engine::Engine;
+use groupcast_enforce::engine::{Engine, held_in};
 use groupcast_enforce::settings::{Attachments, Settings, Stamp};
 use groupcast_enforce::stamp;
 use groupcast_policy::ids::HostId;
@@ -54,7 +54,7 @@ impl<E: Holder> Keeper<E> {
 
     /// The same from what the disk knows.
     pub fn start_from(known: Known, mut enforcer: E) -> Result<Self, E::Error> {
-        let Known { host, settings, attachments, documents, stamp, bits_moved, random } = known;
+        let Known { host, mut settings, attachments, documents, stamp, bits_moved, random } = known;
         let held = enforcer.read()?;
         let adopted = held.is_some();
         let in_kernel = held.as_ref().and_then(|table| stamp::stamp_of(&settings, table));
@@ -67,6 +67,11 @@ impl<E: Holder> Keeper<E> {
             (None, Some(_), Some(ahead)) => (ahead, Marks::Behind),
             (None, ..) => (random, Marks::Unknown),
         };
+        settings.closes_ports &= enforcer.closes_ports();
+        if let Some(table) = &held {
+            // What was claimed when it was written stays so until it is seen to be gone.
+            settings.held.extend(held_in(table));
+        }
         let engine = match held {
             Some(table) => Engine::adopt(host, settings, attachments, begin, table),
             None => Engine::new(host, settings, attachments, begin),

@@ -1,7 +1,7 @@
 use groupcast_enforce::delta::{Inconsistent, Transaction};
 use groupcast_enforce::enforcer::Enforcer;
 use groupcast_enforce::kernel::ModelKernel;
-use groupcast_enforce::settings::Stamp;
+use groupcast_enforce::settings::{Mode, Stamp};
 use groupcast_enforce::stamp;
 use groupcast_enforce::trial::{self, Dice, Stage};
 
@@ -144,12 +144,37 @@ fn what_the_kernel_took_away_after_the_disk_was_written_stays_away_until_the_bus
         let model = Moody { model: ModelKernel::new(table.clone()), ..Moody::default() };
         let mut second = Keeper::start_from(known(documents.clone(), on_disk), model).unwrap();
         second.settle().unwrap();
+        assert_eq!(second.enforcer.model.table.differences(&table), [""; 0]);
+        // What is ordered is in force, on top of the table's own policy.
         second.detach(&trial::workload_id(0)).unwrap();
         assert!(second.is_stale());
-        assert_eq!(second.enforcer.model.table.differences(&table), [""; 0]);
-        // Closed by order all the same; and what the bus says counts.
-        second.set_settings(Settings { mode: Mode::Lockdown, ..settings() }).unwrap();
-        assert_ne!(second.enforcer.model.table.differences(&table), [""; 0]);
+        let held = &second.enforcer.model.table;
+        assert!(!format!("{held:?}").contains("Interface(\"gcw0\")"), "{held:?}");
+        let about_policy = |name: &String| {
+            [
+                "chain a_",
+                "chain d_",
+                "chain sa_",
+                "chain sd_",
+                "chain p_",
+                "chain x_",
+                "set m",
+                "set n",
+                "set addr",
+                "set ports_",
+                "set profiles",
+            ]
+            .iter()
+            .any(|beginning| name.starts_with(beginning))
+        };
+        assert!(!held.differences(&table).iter().any(about_policy), "{:?}", held.differences(&table));
+        for mode in [Mode::Lockdown, Mode::Audit, Mode::Bypass, Mode::Enforce] {
+            second.set_settings(Settings { mode, ..settings() }).unwrap();
+            let held = &second.enforcer.model.table;
+            assert_ne!(held.differences(&table), [""; 0], "{mode:?}");
+            assert!(!held.differences(&table).iter().any(about_policy), "{mode:?}: {:?}", held.differences(&table));
+        }
+        // And what the bus says counts.
         second.want_settings(settings());
         second.want(trial::workload_id(0), trial::attachments().get(&trial::workload_id(0)).cloned());
         let replaced =

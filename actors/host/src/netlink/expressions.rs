@@ -14,15 +14,19 @@ const DATA_VALUE: u16 = 1;
 const DATA_VERDICT: u16 = 2;
 
 const REGISTER_VERDICT: u32 = 0;
-/// Registers of 16 bytes; the second of two fields begins where the first, an interface name, ends.
+/// Registers of 16 bytes; the second of two fields begins where the first ends: an interface name or an address of IPv6 fills one, an
+/// address of IPv4 a quarter of it.
 const REGISTER_1: u32 = 1;
 const REGISTER_2: u32 = 2;
+const REGISTER_1_SECOND_QUARTER: u32 = 9;
 
 const OP_EQUAL: u32 = 0;
 const OP_UNEQUAL: u32 = 1;
 const LOOKUP_INVERTED: u32 = 1;
 const DYNSET_UPDATE: u32 = 1;
 
+const META_IIF: u32 = 4;
+const META_OIF: u32 = 5;
 const META_IIFNAME: u32 = 6;
 const META_OIFNAME: u32 = 7;
 const META_NFPROTO: u32 = 15;
@@ -47,12 +51,14 @@ enum Load {
     Payload { base: u32, offset: u32 },
 }
 
-const FIELDS: [Field; 23] = [
+const FIELDS: [Field; 25] = [
     Field::Family,
     Field::VersionAndLength,
     Field::Protocol,
     Field::InInterface,
     Field::OutInterface,
+    Field::InIndex,
+    Field::OutIndex,
     Field::CtState,
     Field::CtDirection,
     Field::CtMark,
@@ -80,6 +86,8 @@ fn load_of(field: Field) -> Load {
         Field::Protocol => Load::Meta(META_L4PROTO),
         Field::InInterface => Load::Meta(META_IIFNAME),
         Field::OutInterface => Load::Meta(META_OIFNAME),
+        Field::InIndex => Load::Meta(META_IIF),
+        Field::OutIndex => Load::Meta(META_OIF),
         Field::CtState => Load::Ct(CT_STATE, None),
         Field::CtDirection => Load::Ct(CT_DIRECTION, None),
         Field::CtMark => Load::Ct(CT_MARK, None),
@@ -202,7 +210,8 @@ fn write_load(writer: &mut Writer, field: Field, register: u32) {
 }
 
 fn write_loads(writer: &mut Writer, fields: &[Field]) {
-    for (field, register) in fields.iter().zip([REGISTER_1, REGISTER_2]) {
+    let second = if fields.first().is_some_and(|first| first.width() == 4) { REGISTER_1_SECOND_QUARTER } else { REGISTER_2 };
+    for (field, register) in fields.iter().zip([REGISTER_1, second]) {
         write_load(writer, *field, register);
     }
 }

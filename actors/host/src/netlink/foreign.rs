@@ -1,4 +1,4 @@
-//! What others have in nf_tables that interferes with us: chains at our hooks that drop, flowtables, whose flows pass no hook, and
+//! What others have in nf_tables, and in the older iptables, that interferes with us: chains at our hooks that drop, flowtables, whose flows pass no hook, and
 //! rules that write our bits of connections' marks. Only read; nothing of it is ever touched.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,7 +6,8 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use super::socket::{DUMP, DUMP_ATTEMPTS_MAX, INET, NETFILTER_HEAD_BYTES, SUBSYSTEM, Transport, single};
+use super::legacy;
+use super::socket::{BRIDGE, DUMP, DUMP_ATTEMPTS_MAX, INET, NETFILTER_HEAD_BYTES, SUBSYSTEM, Transport, single};
 use super::wire::{Attributes, Writer};
 
 const GET_CHAIN: u16 = SUBSYSTEM | 4;
@@ -26,6 +27,9 @@ pub struct Foreign {
     pub flowtables: Vec<String>,
     /// What we stamped may lose its stamp there, or be given one.
     pub marks: Vec<String>,
+    /// What the machine does not forward, whatever we accept.
+    #[serde(default)]
+    pub forwarding: Vec<String>,
     /// What could not be read, and why.
     pub unread: Vec<String>,
 }
@@ -51,7 +55,7 @@ pub fn read(transport: &mut Transport, own: &str, mask: u32) -> Foreign {
             unread.push(format!("{what}: {error}"));
         }
     };
-    let is_own = |family: u8, attributes: Attributes<'_>| family == INET && attributes.text(1) == Some(own);
+    let is_own = |family: u8, attributes: Attributes<'_>| [INET, BRIDGE].contains(&family) && attributes.text(1) == Some(own);
     let mut dump = |kind, each: &mut dyn FnMut(u8, Attributes<'_>)| -> io::Result<()> {
         let request = single(kind, DUMP, &[0; NETFILTER_HEAD_BYTES], |_: &mut Writer| {});
         for _ in 0..DUMP_ATTEMPTS_MAX {
@@ -71,7 +75,12 @@ pub fn read(transport: &mut Transport, own: &str, mask: u32) -> Foreign {
     note("chains", dump(GET_CHAIN, &mut |family, attributes| _ = seen.chain(family, attributes)));
     note("rules", dump(GET_RULE, &mut |family, attributes| _ = seen.rule(family, attributes)));
     note("flowtables", dump(GET_FLOWTABLE, &mut |family, attributes| _ = seen.flowtable(family, attributes)));
-    Foreign { unread, ..seen.told(mask) }
+    let mut told = seen.told(mask);
+    match legacy::drops() {
+        Ok(drops) => told.drops.extend(drops.into_iter().take(FOREIGN_PRINTED_MAX)),
+        Err(error) => unread.push(format!("iptables (legacy): {error}")),
+    }
+    Foreign { unread, ..told }
 }
 
 impl Seen {
@@ -186,6 +195,7 @@ impl Seen {
             drops: drops.take(FOREIGN_PRINTED_MAX).collect(),
             flowtables: flowtables.take(FOREIGN_PRINTED_MAX).collect(),
             marks: marks.take(FOREIGN_PRINTED_MAX).collect(),
+            forwarding: Vec::new(),
             unread: Vec::new(),
         }
     }

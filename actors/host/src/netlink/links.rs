@@ -79,6 +79,15 @@ fn masters(links: &BTreeMap<u32, Link>) -> BTreeMap<String, Master> {
     links.values().filter_map(of).collect()
 }
 
+/// The interfaces that there are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Present {
+    /// Those that belong to something, by name.
+    pub masters: BTreeMap<String, Master>,
+    /// All of them, by number.
+    pub names: BTreeMap<u32, String>,
+}
+
 /// The interfaces of the network namespace it was made in, and what becomes of them.
 pub struct Links {
     asks: Transport,
@@ -99,12 +108,15 @@ impl Links {
         Ok(any || !complete)
     }
 
-    pub fn masters(&mut self) -> io::Result<BTreeMap<String, Master>> {
+    pub fn present(&mut self) -> io::Result<Present> {
         let request = single(GET_LINK, DUMP, &[0; HEAD_BYTES], |_| {});
         for _ in 0..ATTEMPTS_MAX {
             let mut links = BTreeMap::new();
             match self.asks.dump_all(&request, HEAD_BYTES, |head, attributes| links.extend(read(head, attributes))) {
-                Ok(()) => return Ok(masters(&links)),
+                Ok(()) => {
+                    let names = links.iter().map(|(index, link)| (*index, link.name.clone())).collect();
+                    return Ok(Present { masters: masters(&links), names });
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -126,15 +138,15 @@ mod tests {
             ip("link add br0 type bridge");
             ip("link add gcw0 type veth peer name peer0");
             assert!(links.changed().unwrap());
-            assert!(links.masters().unwrap().is_empty());
+            assert!(links.present().unwrap().masters.is_empty());
             ip("link set gcw0 master br0");
             assert!(links.changed().unwrap() && !links.changed().unwrap());
-            let masters = links.masters().unwrap();
+            let masters = links.present().unwrap().masters;
             assert_eq!(masters.len(), 1);
             assert_eq!(masters["gcw0"], Master { name: "br0".into(), kind: "bridge".into() });
             ip("link set gcw0 nomaster");
             assert!(links.changed().unwrap());
-            assert!(links.masters().unwrap().is_empty());
+            assert!(links.present().unwrap().masters.is_empty());
         });
     }
 

@@ -28,6 +28,9 @@ struct Feature {
 const OWNED: &str =
     "owned tables (owner and persist, kernel 6.9): others can touch our table, which is watched and repaired instead";
 
+pub const BRIDGED: &str =
+    "tables of the bridge family: a claimed interface that is given to a bridge is refused by name, but not closed there";
+
 fn set(name: &str, kind: SetKind) -> Op {
     Op::AddSet { set: name.into(), kind }
 }
@@ -120,7 +123,8 @@ fn features() -> Vec<Feature> {
 /// What is missing. Nothing is left behind, also not for a moment: the transaction cannot succeed.
 pub fn run(transport: &mut Transport, table: &str) -> Result<Vec<Missing>, KernelError> {
     let mut missing = try_out(transport, &format!("{table}_probe"), features())?;
-    missing.extend(owned(transport, &format!("{table}_probe"))?);
+    missing.extend(table_of(transport, ProtocolFamily::Inet, FLAGS_OWNED, OWNED, &format!("{table}_probe"))?);
+    missing.extend(table_of(transport, ProtocolFamily::Bridge, 0, BRIDGED, &format!("{table}_probe"))?);
     Ok(missing)
 }
 
@@ -133,7 +137,7 @@ fn try_out(transport: &mut Transport, table: &str, features: Vec<Feature>) -> Re
     }
     ops.push(Op::DeleteSet { set: "nowhere".into() });
     of.push(None);
-    let encoder = Encoder { table, flags: 0, known: false };
+    let encoder = Encoder { table, flags: 0, known: false, bridged: false, leftover: false };
     let encoded = encoder.encode(&Transaction { anew: false, ops }, &mut Handles::new());
     let complaints = transport.commit(encoded.batch)?.complaints;
     let mut missing: Vec<Missing> = Vec::new();
@@ -154,18 +158,25 @@ fn try_out(transport: &mut Transport, table: &str, features: Vec<Feature>) -> Re
     Ok(missing)
 }
 
-fn owned(transport: &mut Transport, table: &str) -> Result<Option<Missing>, KernelError> {
+/// Whether the kernel takes such a table.
+fn table_of(
+    transport: &mut Transport,
+    family: ProtocolFamily,
+    flags: u32,
+    feature: &'static str,
+    table: &str,
+) -> Result<Option<Missing>, KernelError> {
     let mut part = rustables::Batch::new();
-    let owned = rustables::Table::new(ProtocolFamily::Inet).with_name(table).with_flags(FLAGS_OWNED);
+    let wanted = rustables::Table::new(family).with_name(table).with_flags(flags);
     let nowhere = rustables::Table::new(ProtocolFamily::Inet).with_name(format!("{table}_nowhere"));
-    part.add(&owned, MsgType::Add);
+    part.add(&wanted, MsgType::Add);
     part.add(&nowhere, MsgType::Del);
     let mut batch = Batch::default();
     batch.splice(part);
     let complaints = transport.commit(batch)?.complaints;
     let refused = complaints.iter().find(|complaint| complaint.message == Some(0));
     let words = |complaint: &Complaint| std::io::Error::from_raw_os_error(complaint.errno).to_string();
-    Ok(refused.map(|complaint| Missing { feature: OWNED, needed: false, words: words(complaint) }))
+    Ok(refused.map(|complaint| Missing { feature, needed: false, words: words(complaint) }))
 }
 
 #[cfg(test)]

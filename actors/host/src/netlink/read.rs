@@ -17,7 +17,7 @@ use groupcast_enforce::{Name, names};
 use super::Counted;
 use super::expressions::{counter_of, read_rule, settle_icmp};
 use super::sets::{WireElement, from_wire, is_hashed, read_kind};
-use super::socket::{DUMP_ATTEMPTS_MAX, Transport};
+use super::socket::{BRIDGE, DUMP_ATTEMPTS_MAX, INET, Transport};
 use super::transaction::Handle;
 use super::wire::{Attributes, Writer};
 
@@ -41,19 +41,21 @@ pub struct Strange(pub Vec<String>);
 pub struct Read {
     pub table: Table,
     pub strange: Strange,
+    /// Whether there is a table of the bridge family too.
+    pub bridged: bool,
 }
 
 /// Takes a dump until it can be believed.
 fn settled<T: PartialEq + Default>(
     transport: &mut Transport,
-    kind: u8,
+    (family, kind): (u8, u8),
     ask: impl Fn(&mut Writer),
     each: impl Fn(&mut T, Attributes<'_>),
 ) -> io::Result<T> {
     let mut before: Option<T> = None;
     for _ in 0..DUMP_ATTEMPTS_MAX {
         let mut now = T::default();
-        match transport.dump(kind, &ask, |_, attributes| each(&mut now, attributes)) {
+        match transport.dump(family, kind, &ask, |_, attributes| each(&mut now, attributes)) {
             Ok(()) => return Ok(now),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                 if before.as_ref() == Some(&now) {
@@ -67,11 +69,11 @@ fn settled<T: PartialEq + Default>(
     Err(io::Error::other(format!("a dump was disturbed {DUMP_ATTEMPTS_MAX} times: somebody commits to nftables without a pause")))
 }
 
-/// The flags of our table, if it is there.
-pub fn table_flags(transport: &mut Transport, name: &str) -> io::Result<Option<u32>> {
+/// The flags of our table of a family, if it is there.
+pub fn table_flags(transport: &mut Transport, family: u8, name: &str) -> io::Result<Option<u32>> {
     settled(
         transport,
-        GET_TABLE,
+        (family, GET_TABLE),
         |_| {},
         |found: &mut Option<u32>, attributes| {
             if attributes.text(1) == Some(name) {
@@ -83,7 +85,8 @@ pub fn table_flags(transport: &mut Transport, name: &str) -> io::Result<Option<u
 
 pub fn handles(transport: &mut Transport, table: &str, chain: &str) -> io::Result<Vec<Handle>> {
     let ask = |writer: &mut Writer| _ = writer.text(1, table).text(2, chain);
-    settled(transport, GET_RULE, ask, |handles: &mut Vec<Handle>, attributes| {
+    let family = if names::is_of_bridge(chain) { BRIDGE } else { INET };
+    settled(transport, (family, GET_RULE), ask, |handles: &mut Vec<Handle>, attributes| {
         if attributes.text(1) == Some(table) && attributes.text(2) == Some(chain) {
             handles.extend(attributes.u64(3).map(Handle::Kernel));
         }
@@ -95,7 +98,7 @@ pub fn counters(transport: &mut Transport, table: &str) -> io::Result<Vec<Counte
     let mut found: BTreeMap<(Name, usize), (u64, u64)> = BTreeMap::new();
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
     // Numbers move while they are read: a dump that was disturbed is as good as another.
-    let outcome = transport.dump(GET_RULE, ask, |_, attributes| {
+    let outcome = transport.dump(INET, GET_RULE, ask, |_, attributes| {
         let (Some(of), Some(chain)) = (attributes.text(1), attributes.text(2)) else { return };
         if of != table {
             return;
@@ -125,21 +128,31 @@ struct Listed {
 }
 
 pub fn table(transport: &mut Transport, name: &str) -> io::Result<Option<Read>> {
-    if table_flags(transport, name)?.is_none() {
+    if table_flags(transport, INET, name)?.is_none() {
         return Ok(None);
     }
-    let mut strange = Vec::new();
-    let mut table = Table::default();
+    let mut read = Read { table: Table::default(), strange: Strange::default(), bridged: false };
+    read_family(transport, INET, name, &mut read)?;
+    read.bridged = table_flags(transport, BRIDGE, name)?.is_some();
+    if read.bridged {
+        read_family(transport, BRIDGE, name, &mut read)?;
+    }
+    Ok(Some(read))
+}
+
+fn read_family(transport: &mut Transport, family: u8, name: &str, into: &mut Read) -> io::Result<()> {
+    let Read { table, strange: Strange(strange), .. } = into;
+    let is_misplaced = |name: &str| names::is_of_bridge(name) != (family == BRIDGE);
     let of_table = |writer: &mut Writer| _ = writer.text(1, name);
 
-    let listed: Listed = settled(transport, GET_CHAIN, of_table, |listed: &mut Listed, attributes| {
+    let listed: Listed = settled(transport, (family, GET_CHAIN), of_table, |listed: &mut Listed, attributes| {
         let (Some(of), Some(chain)) = (attributes.text(1), attributes.text(3)) else { return };
         if of != name {
             return;
         }
-        match base_of(attributes) {
-            Ok(base) => _ = listed.chains.insert(chain.into(), base),
-            Err(()) => listed.strange.push(format!("chain {chain}")),
+        match base_of(family, attributes) {
+            Ok(base) if !is_misplaced(chain) => _ = listed.chains.insert(chain.into(), base),
+            _ => listed.strange.push(format!("chain {chain}")),
         }
     })?;
     strange.extend(listed.strange);
@@ -148,7 +161,7 @@ pub fn table(transport: &mut Transport, name: &str) -> io::Result<Option<Read>> 
     }
 
     type Rules = Vec<(String, Option<Rule>)>;
-    let rules: Rules = settled(transport, GET_RULE, of_table, |rules: &mut Rules, attributes| {
+    let rules: Rules = settled(transport, (family, GET_RULE), of_table, |rules: &mut Rules, attributes| {
         if attributes.text(1) == Some(name) {
             let mut rule = read_rule(attributes.nested(4));
             rule.iter_mut().for_each(settle_icmp);
@@ -164,7 +177,7 @@ pub fn table(transport: &mut Transport, name: &str) -> io::Result<Option<Read>> 
     }
 
     type Sets = Vec<(String, Option<SetKind>, Option<u32>)>;
-    let sets: Sets = settled(transport, GET_SET, of_table, |sets: &mut Sets, attributes| {
+    let sets: Sets = settled(transport, (family, GET_SET), of_table, |sets: &mut Sets, attributes| {
         if let (Some(of), Some(set)) = (attributes.text(1), attributes.text(2))
             && of == name
         {
@@ -172,21 +185,22 @@ pub fn table(transport: &mut Transport, name: &str) -> io::Result<Option<Read>> 
         }
     })?;
     for (set, kind, count) in sets {
-        let Some(kind) = kind else {
+        let Some(kind) = kind.filter(|_| !is_misplaced(&set)) else {
             strange.push(format!("set {set}"));
             continue;
         };
-        match elements(transport, name, &set, kind, count)?.and_then(|elements| from_wire(kind, &elements)) {
+        match elements(transport, family, name, &set, kind, count)?.and_then(|elements| from_wire(kind, &elements)) {
             Some(elements) => _ = table.sets.insert(set.as_str().into(), Set { kind, elements }),
             None => strange.push(format!("elements of set {set}")),
         }
     }
-    Ok(Some(Read { table, strange: Strange(strange) }))
+    Ok(())
 }
 
 /// The elements of one set; `None`: one of them is not understood. `count`: how many the kernel says there are.
 fn elements(
     transport: &mut Transport,
+    family: u8,
     table: &str,
     set: &str,
     kind: SetKind,
@@ -196,7 +210,7 @@ fn elements(
     let ask = |writer: &mut Writer| _ = writer.text(1, table).text(2, set);
     let mut before: Option<Found> = None;
     for _ in 0..DUMP_ATTEMPTS_MAX {
-        let mut found: Found = settled(transport, GET_ELEMENT, ask, |found: &mut Found, attributes| {
+        let mut found: Found = settled(transport, (family, GET_ELEMENT), ask, |found: &mut Found, attributes| {
             found.extend(attributes.nested(3).map(|(_, element)| WireElement::read(Attributes(element))));
         })?;
         if !is_hashed(kind) || found.len() <= ONE_DATAGRAM_ELEMENTS_MAX && count.is_none() {
@@ -218,14 +232,16 @@ fn elements(
 }
 
 /// An error: a base chain that is none of ours.
-fn base_of(chain: Attributes<'_>) -> Result<Option<Base>, ()> {
+fn base_of(family: u8, chain: Attributes<'_>) -> Result<Option<Base>, ()> {
     let Some(hook) = chain.find(4).map(Attributes) else { return Ok(None) };
     let Some(number) = hook.u32(1) else { return Ok(None) };
-    let hook_point = match number {
-        0 => Hook::Prerouting,
-        1 => Hook::Input,
-        2 => Hook::Forward,
-        3 => Hook::Output,
+    let hook_point = match (family, number) {
+        (INET, 0) => Hook::Prerouting,
+        (INET, 1) => Hook::Input,
+        (INET, 2) => Hook::Forward,
+        (INET, 3) => Hook::Output,
+        (BRIDGE, 0) => Hook::PortIn,
+        (BRIDGE, 4) => Hook::PortOut,
         _ => return Err(()),
     };
     let priority = hook.u32(2).ok_or(())? as i32;

@@ -21,6 +21,7 @@ const TYPE_V4: u32 = 7;
 const TYPE_V6: u32 = 8;
 const TYPE_PORT: u32 = 13;
 const TYPE_MARK: u32 = 19;
+const TYPE_INDEX: u32 = 20;
 const TYPE_NUMBER: u32 = 22;
 const TYPE_INTERFACE: u32 = 41;
 const TYPE_VERDICT: u32 = 0xffff_ff00;
@@ -37,7 +38,7 @@ struct Definition {
     data: Option<(u32, u32)>,
 }
 
-pub const KINDS: [SetKind; 17] = [
+pub const KINDS: [SetKind; 20] = [
     SetKind::V4,
     SetKind::V6,
     SetKind::Spans4,
@@ -45,8 +46,11 @@ pub const KINDS: [SetKind; 17] = [
     SetKind::Ports,
     SetKind::Claims,
     SetKind::Interfaces,
+    SetKind::Indexes,
     SetKind::InterfaceV4,
     SetKind::InterfaceV6,
+    SetKind::SameV4,
+    SetKind::SameV6,
     SetKind::InterfaceSpan4,
     SetKind::InterfaceSpan6,
     SetKind::InterfaceToNumber,
@@ -71,8 +75,11 @@ fn definition(kind: SetKind) -> Definition {
         SetKind::Ports => Definition { flags: FLAG_INTERVAL, ..plain(TYPE_PORT, &[2]) },
         SetKind::Claims => Definition { flags: FLAG_INTERVAL, ..plain(TYPE_INTERFACE, &[16]) },
         SetKind::Interfaces => plain(TYPE_INTERFACE, &[16]),
+        SetKind::Indexes => plain(TYPE_INDEX, &[4]),
         SetKind::InterfaceV4 => plain(with_v4, &[16, 4]),
         SetKind::InterfaceV6 => plain(with_v6, &[16, 16]),
+        SetKind::SameV4 => plain(concatenated(TYPE_V4, TYPE_V4), &[4, 4]),
+        SetKind::SameV6 => plain(concatenated(TYPE_V6, TYPE_V6), &[16, 16]),
         SetKind::InterfaceSpan4 => Definition { flags: FLAG_INTERVAL | FLAG_CONCAT, ..plain(with_v4, &[16, 4]) },
         SetKind::InterfaceSpan6 => Definition { flags: FLAG_INTERVAL | FLAG_CONCAT, ..plain(with_v6, &[16, 16]) },
         SetKind::InterfaceToNumber => Definition { flags: FLAG_MAP, data: number, ..plain(TYPE_INTERFACE, &[16]) },
@@ -236,6 +243,8 @@ pub fn to_wire(elements: &Elements) -> Vec<WireElement> {
                     Key::Interface(interface) => element.key = interface.bytes().to_vec(),
                     Key::InterfaceV4(interface, address) => element.key = with(interface, &address.to_be_bytes()),
                     Key::InterfaceV6(interface, address) => element.key = with(interface, &address.to_be_bytes()),
+                    Key::SameV4(address) => element.key = address.to_be_bytes().repeat(2),
+                    Key::SameV6(address) => element.key = address.to_be_bytes().repeat(2),
                     Key::InterfaceSpan4(interface, span) => {
                         element.key = with(interface, &span.first().to_be_bytes());
                         element.key_end = Some(with(interface, &span.last().to_be_bytes()));
@@ -282,6 +291,16 @@ fn number<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
     bytes.first_chunk().copied()
 }
 
+/// An address beside itself; `None`: two that differ.
+fn same(key: &[u8]) -> Option<Key> {
+    let (first, second) = key.split_at_checked(key.len() / 2)?;
+    match (first == second, first.len()) {
+        (true, 4) => Some(Key::SameV4(u32::from_be_bytes(number(first)?))),
+        (true, 16) => Some(Key::SameV6(u128::from_be_bytes(number(first)?))),
+        _ => None,
+    }
+}
+
 /// `None`: elements that are none of ours.
 pub fn from_wire(kind: SetKind, elements: &[WireElement]) -> Option<Elements> {
     let split = |key: &[u8]| -> Option<(Interface, Vec<u8>)> {
@@ -325,6 +344,7 @@ pub fn from_wire(kind: SetKind, elements: &[WireElement]) -> Option<Elements> {
                         let (name, address) = split(&element.key)?;
                         Key::InterfaceV6(name, u128::from_be_bytes(number(&address)?))
                     }
+                    SetKind::SameV4 | SetKind::SameV6 => same(&element.key)?,
                     SetKind::InterfaceSpan4 => {
                         let ((name, first), (_, last)) = (split(&element.key)?, split(element.key_end.as_ref()?)?);
                         Key::InterfaceSpan4(name, span4((first, last))?)

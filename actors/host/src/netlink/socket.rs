@@ -11,6 +11,8 @@ use super::wire::{Attributes, MESSAGE_HEADER, Messages, Writer};
 pub const SUBSYSTEM: u16 = 10 << 8;
 /// The inet family: IPv4 and IPv6 in one table.
 pub const INET: u8 = 1;
+/// Frames on their way through a bridge.
+pub const BRIDGE: u8 = 7;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 const SUBSYSTEM_NUMBER: u16 = 10;
@@ -95,8 +97,8 @@ impl Batch {
         self.sequence += 1;
     }
 
-    pub fn message(&mut self, kind: u8, flags: u16, fill: impl FnOnce(&mut Writer)) {
-        self.message_of(SUBSYSTEM | u16::from(kind), REQUEST | flags, INET, 0, fill);
+    pub fn message(&mut self, family: u8, kind: u8, flags: u16, fill: impl FnOnce(&mut Writer)) {
+        self.message_of(SUBSYSTEM | u16::from(kind), REQUEST | flags, family, 0, fill);
         self.messages += 1;
     }
 
@@ -236,8 +238,14 @@ impl Transport {
     }
 
     /// Asks for all objects of a kind and hands their attributes on. `Interrupted`: somebody committed meanwhile.
-    pub fn dump(&mut self, kind: u8, ask: impl FnOnce(&mut Writer), mut each: impl FnMut(u8, Attributes<'_>)) -> io::Result<()> {
-        let request = single(SUBSYSTEM | u16::from(kind), DUMP, &[INET, 0, 0, 0], ask);
+    pub fn dump(
+        &mut self,
+        family: u8,
+        kind: u8,
+        ask: impl FnOnce(&mut Writer),
+        mut each: impl FnMut(u8, Attributes<'_>),
+    ) -> io::Result<()> {
+        let request = single(SUBSYSTEM | u16::from(kind), DUMP, &[family, 0, 0, 0], ask);
         self.dump_all(&request, NETFILTER_HEAD_BYTES, |head, attributes| each(head[0], attributes))
     }
 

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use groupcast_enforce::Name;
 use groupcast_enforce::delta::{Op, Transaction};
+use groupcast_enforce::names::is_of_bridge;
 use groupcast_enforce::table::{Base, Elements, Hook};
 use rustables::{ChainPolicy, ChainType, HookClass, MsgType, ProtocolFamily};
 
 use super::expressions::write_rule;
 use super::sets::{to_wire, write_definition};
-use super::socket::{APPEND, Batch, CREATE, ECHO};
+use super::socket::{APPEND, BRIDGE, Batch, CREATE, ECHO, INET};
 use super::wire::ATTRIBUTE_BYTES_MAX;
 
 const NEW_RULE: u8 = 6;
@@ -77,6 +78,30 @@ pub struct Encoder<'t> {
     pub flags: u32,
     /// Whether the table must be there already, ours.
     pub known: bool,
+    /// The same of the table of the bridge family, which is there only if something is in it.
+    pub bridged: bool,
+    /// That one is there without the other: what is in it is nobody's, and goes first.
+    pub leftover: bool,
+}
+
+fn name_of(op: &Op) -> &Name {
+    match op {
+        Op::AddSet { set, .. } | Op::DeleteSet { set } | Op::AddElements { set, .. } | Op::DeleteElements { set, .. } => set,
+        Op::AddChain { chain, .. }
+        | Op::DeleteChain { chain }
+        | Op::FlushChain { chain }
+        | Op::AddRule { chain, .. }
+        | Op::DeleteRule { chain, .. } => chain,
+    }
+}
+
+/// Whether a transaction speaks of the bridge family.
+pub fn is_about_bridge(transaction: &Transaction) -> bool {
+    transaction.ops.iter().any(|op| is_of_bridge(name_of(op)))
+}
+
+fn family_of(name: &str) -> (u8, ProtocolFamily) {
+    if is_of_bridge(name) { (BRIDGE, ProtocolFamily::Bridge) } else { (INET, ProtocolFamily::Inet) }
 }
 
 impl Encoder<'_> {
@@ -95,21 +120,25 @@ impl Encoder<'_> {
     }
 
     fn table_messages(&self, transaction: &Transaction, batch: &mut Batch) {
-        if self.known && !transaction.anew {
-            return;
-        }
-        let table = rustables::Table::new(ProtocolFamily::Inet).with_name(self.table).with_flags(self.flags);
-        let mut part = rustables::Batch::new();
-        part.add(&table, MsgType::Add);
-        if transaction.anew {
-            part.add(&table, MsgType::Del);
+        let wants_bridge = is_about_bridge(transaction);
+        let tables = [
+            (ProtocolFamily::Inet, !self.known || transaction.anew),
+            (ProtocolFamily::Bridge, wants_bridge && !self.bridged || self.bridged && (!self.known || transaction.anew)),
+        ];
+        for (family, _) in tables.into_iter().filter(|(_, is_due)| *is_due) {
+            let table = rustables::Table::new(family).with_name(self.table).with_flags(self.flags);
+            let mut part = rustables::Batch::new();
             part.add(&table, MsgType::Add);
+            if transaction.anew || self.leftover && matches!(family, ProtocolFamily::Bridge) {
+                part.add(&table, MsgType::Del);
+                part.add(&table, MsgType::Add);
+            }
+            batch.splice(part);
         }
-        batch.splice(part);
     }
 
     fn chain(&self, name: &str, base: Option<Base>, action: MsgType, batch: &mut Batch) {
-        let table = rustables::Table::new(ProtocolFamily::Inet).with_name(self.table);
+        let table = rustables::Table::new(family_of(name).1).with_name(self.table);
         let mut chain = rustables::Chain::new(&table).with_name(name);
         if let Some(Base { hook, priority }) = base {
             let class = match hook {
@@ -117,6 +146,8 @@ impl Encoder<'_> {
                 Hook::Input => HookClass::In,
                 Hook::Forward => HookClass::Forward,
                 Hook::Output => HookClass::Out,
+                Hook::PortIn => HookClass::PreRouting,
+                Hook::PortOut => HookClass::PostRouting,
             };
             chain.set_hook(rustables::Hook::new(class, priority));
             chain.set_policy(ChainPolicy::Accept);
@@ -129,13 +160,14 @@ impl Encoder<'_> {
 
     fn op(&self, op: &Op, encoded: &mut Encoded, handles: &mut Handles, ids: &mut u32) {
         let table = self.table;
+        let (family, _) = family_of(name_of(op));
         let Encoded { batch, touched, echoed, .. } = encoded;
         match op {
             Op::AddSet { set, kind } => {
                 *ids += 1;
-                batch.message(NEW_SET, CREATE, |writer| write_definition(writer, table, set, *kind, *ids));
+                batch.message(family, NEW_SET, CREATE, |writer| write_definition(writer, table, set, *kind, *ids));
             }
-            Op::DeleteSet { set } => batch.message(DELETE_SET, 0, |writer| _ = writer.text(1, table).text(2, set)),
+            Op::DeleteSet { set } => batch.message(family, DELETE_SET, 0, |writer| _ = writer.text(1, table).text(2, set)),
             Op::AddElements { set, elements, .. } => self.elements(NEW_ELEMENT, CREATE, set, elements, batch),
             Op::DeleteElements { set, elements, .. } => self.elements(DELETE_ELEMENT, 0, set, elements, batch),
             Op::AddChain { chain, base } => {
@@ -150,12 +182,12 @@ impl Encoder<'_> {
             Op::FlushChain { chain } => {
                 touched.insert(chain.clone());
                 handles.remove(chain);
-                batch.message(DELETE_RULE, 0, |writer| _ = writer.text(1, table).text(2, chain));
+                batch.message(family, DELETE_RULE, 0, |writer| _ = writer.text(1, table).text(2, chain));
             }
             Op::DeleteRule { chain, at } => {
                 let rules = handles.entry(chain.clone()).or_default();
                 let handle = if *at < rules.len() { rules.remove(*at) } else { Handle::Kernel(0) };
-                batch.message(DELETE_RULE, 0, |writer| {
+                batch.message(family, DELETE_RULE, 0, |writer| {
                     writer.text(1, table).text(2, chain);
                     match handle {
                         Handle::Kernel(handle) => writer.u64(3, handle),
@@ -178,7 +210,7 @@ impl Encoder<'_> {
                     flags |= ECHO;
                     echoed.push((chain.clone(), *ids));
                 }
-                batch.message(NEW_RULE, flags, |writer| {
+                batch.message(family, NEW_RULE, flags, |writer| {
                     writer.text(1, table).text(2, chain).nest(4, |list| write_rule(list, rule));
                     writer.u32(9, *ids);
                     match after {
@@ -206,7 +238,7 @@ impl Encoder<'_> {
                 .count()
                 .max(1);
             let (now, later) = rest.split_at(count);
-            batch.message(kind, flags, |writer| {
+            batch.message(family_of(set).0, kind, flags, |writer| {
                 writer.text(1, self.table).text(2, set).nest(3, |list| now.iter().for_each(|element| element.write(list)));
             });
             rest = later;

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use super::socket::{INET, NETFILTER_HEAD_BYTES, SUBSYSTEM, Transport};
+use super::socket::{BRIDGE, INET, NETFILTER_HEAD_BYTES, SUBSYSTEM, Transport};
 use super::wire::Attributes;
 
 const GROUP_NFTABLES: u32 = 7;
@@ -31,7 +31,7 @@ impl Watch {
                 return;
             }
             let Some((head, attributes)) = message.body.split_at_checked(NETFILTER_HEAD_BYTES) else { return };
-            disturbed |= head[0] == INET && Attributes(attributes).text(TABLE_NAME) == Some(table);
+            disturbed |= [INET, BRIDGE].contains(&head[0]) && Attributes(attributes).text(TABLE_NAME) == Some(table);
         })?;
         // What was lost may have been about our table.
         Ok(disturbed || !complete)

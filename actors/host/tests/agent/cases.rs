@@ -10,14 +10,14 @@ use groupcast_policy::ids::HostId;
 use groupcast_policy::topic::Topic;
 
 use crate::guest::Guest;
-use crate::world::{DEADLINE, World, addresses, eventually, group, nft, place, with_world, words};
+use crate::world::{DEADLINE, World, addresses, eventually, group, interface, nft, place, with_world, words};
 
 /// What the revoked flow uses, and what nobody takes away.
 const REVOKED: &str = "egress udp 5301 to any";
 const KEPT: &str = "egress udp 5399 to any";
 
 /// A workload with its wire, attached and enforced.
-fn with_guest(world: &mut World) -> Guest {
+pub fn with_guest(world: &mut World) -> Guest {
     let guest = Guest::new("gcw0", 0);
     world.write(&[group(0, &[REVOKED, KEPT], &[]), place("w0", "h0", "10.7.0.2")]);
     world.agent.start();
@@ -25,9 +25,31 @@ fn with_guest(world: &mut World) -> Guest {
     guest
 }
 
+/// Whether the documents of the last good state say this somewhere.
+fn is_on_disk(world: &World, text: &str) -> bool {
+    let Some(state) = world.agent.state() else { return false };
+    state.documents.values().any(|document| format!("{document:?}").contains(text))
+}
+
+/// A workload from which something was taken away, the agent ended as it is told, and started again without the bus from a disk that knows
+/// nothing of it.
+pub fn begin_behind(world: &mut World, end: impl FnOnce(&mut World)) -> Guest {
+    let guest = with_guest(world);
+    eventually("the state is on disk", || is_on_disk(world, "5301"));
+    let path = world.agent.folder.join("state");
+    let old = std::fs::read(&path).unwrap();
+    world.enforce(&[group(0, &[KEPT], &[])]);
+    end(world);
+    std::fs::write(&path, &old).unwrap();
+    world.end_bus();
+    world.agent.start();
+    guest
+}
+
 #[test]
 fn e17_an_unknown_major_is_refused_the_old_rules_stay_and_the_host_reports_it() {
     with_world(|mut world| {
+        interface("gcw0");
         world.write(&[group(0, &["ingress tcp 443 from group:g0"], &["10.9.9.1"]), place("w0", "h0", "10.7.0.2")]);
         world.agent.start();
         world.agent.does(&["workload", "add", "w0", "--interface", "gcw0"]);
@@ -68,6 +90,7 @@ impl Drop for Thief {
 #[test]
 fn e18_e25_a_refused_transaction_is_retried_not_acknowledged_and_told_with_its_reason() {
     with_world(|mut world| {
+        interface("gcw0");
         world.agent.configure("owned_table = false");
         world.write(&[group(0, &["ingress tcp 443 from group:g0"], &["10.9.9.1"]), place("w0", "h0", "10.7.0.2")]);
         let mut acks = {
@@ -189,21 +212,11 @@ fn e19_restarts_let_nothing_wrong_through_and_lose_nothing() {
 #[test]
 fn e19_what_was_revoked_just_before_the_end_stays_revoked() {
     with_world(|mut world| {
-        let guest = with_guest(&mut world);
+        let guest = begin_behind(&mut world, |world| {
+            world.agent.stop();
+            assert!(!is_on_disk(world, "5301"), "ended in peace, and the disk is behind");
+        });
         let socket = guest.socket();
-        let path = world.agent.folder.join("state");
-        let on_disk = |text: &str| {
-            let state = groupcast_host::state::State::read(&path).ok().flatten();
-            state.is_some_and(|state| state.documents.values().any(|document| format!("{document:?}").contains(text)))
-        };
-        eventually("the state is on disk", || on_disk("5301"));
-        let old = std::fs::read(&path).unwrap();
-        world.enforce(&[group(0, &[KEPT], &[])]);
-        world.agent.stop();
-        assert!(!on_disk("5301"), "ended in peace, and the disk is behind");
-        std::fs::write(&path, &old).unwrap();
-        world.end_bus();
-        world.agent.start();
         for _ in 0..5 {
             assert_eq!(guest.reaches(&socket, &[5301, 5302, 5399]), [5399]);
         }
@@ -270,6 +283,7 @@ fn e23_audited_what_would_be_denied_passes_and_is_counted() {
 #[test]
 fn e24_a_change_elsewhere_is_not_received_and_nothing_is_computed() {
     with_world(|mut world| {
+        interface("gcw0");
         world.write(&[
             group(0, &["ingress tcp 443 from group:far"], &[]),
             addresses("far", &["10.9.9.1"]),
@@ -305,10 +319,8 @@ fn e26_e27_without_the_bus_the_last_good_state_counts_and_new_workloads_get_what
         let second = Guest::new("gcw1", 1);
         let third = Guest::new("gcw2", 2);
         world.enforce(&[place("w1", "h0", "10.7.1.2")]);
-        let path = world.agent.folder.join("state");
         let known = |id: &str| {
-            let state = groupcast_host::state::State::read(&path).ok().flatten()?;
-            let host = state.documents.get(&Topic::Host(HostId::new("h0").unwrap()))?.content()?.clone();
+            let host = world.agent.state()?.documents.get(&Topic::Host(HostId::new("h0").unwrap()))?.content()?.clone();
             let groupcast_policy::doc::Content::Host(placements) = host else { return None };
             Some(placements.contains_key(&groupcast_policy::ids::WorkloadId::new(id).unwrap()))
         };
@@ -378,10 +390,8 @@ fn the_safe_part_of_an_overdue_change_is_in_force_and_the_rest_waits() {
         let told = world.agent.does(&["explain", "w0", "10.7.0.1", "udp/5301"]);
         assert!(told.contains("only the safe part of the newest change is in force"), "{told}");
         // Also after a restart, from the disk: less than before it is never.
-        let path = world.agent.folder.join("state");
         let safe = || {
-            let state = groupcast_host::state::State::read(&path).ok().flatten()?;
-            let rules = state.documents.get(&Topic::Rules(trial::group_id(0)))?.content()?.clone();
+            let rules = world.agent.state()?.documents.get(&Topic::Rules(trial::group_id(0)))?.content()?.clone();
             let groupcast_policy::doc::Content::Rules(rules) = rules else { return None };
             Some(rules.rules.values().any(|rule| rule.action == groupcast_policy::rule::Action::Deny))
         };

@@ -13,9 +13,10 @@ use groupcast_messages::{Cut, HostRequest, HostRequestAnswer};
 use groupcast_policy::ids::HostId;
 use tokio::time::timeout;
 
-use crate::world::{Agent, DEADLINE, World, addresses, eventually, group, isolated, place, run, with_world, words};
+use crate::world::{Agent, DEADLINE, World, addresses, eventually, group, interface, isolated, place, run, with_world, words};
 
 fn started(world: &mut World) {
+    ["gcw0", "gcw1"].into_iter().for_each(interface);
     world.write(&[group(0, &["ingress tcp 443 from group:far", "deny egress tcp 25 to any", "egress tcp 1-1000 to any"], &[])]);
     world.write(&[addresses("far", &["192.0.2.1"]), place("w0", "h0", "10.7.0.2")]);
     world.agent.start();

@@ -1,11 +1,10 @@
 //! From the bus into the kernel, and through every death.
 
 use groupcast_enforce::trial;
-use groupcast_host::state::State;
 use groupcast_policy::net::Prefix;
 use groupcast_policy::topic::Topic;
 
-use crate::world::{Agent, World, eventually, group, nft, place, run, with_world, words};
+use crate::world::{Agent, World, eventually, group, interface, nft, place, run, with_world, words};
 
 const WEB: &str = "ingress tcp 443 from group:g0";
 
@@ -14,7 +13,7 @@ fn web(members: &[&str]) -> groupcast_policy::model::Event {
 }
 
 fn saved(agent: &Agent) -> bool {
-    let held = State::read(&agent.folder.join("state")).ok().flatten().and_then(|state| {
+    let held = agent.state().and_then(|state| {
         let members = state.documents.get(&Topic::Members(trial::group_id(0)))?.members()?;
         let holds = |text: &str| members.holds(Prefix::host(text.parse().unwrap()));
         Some(holds("10.9.9.2") && !holds("10.9.9.1"))
@@ -27,6 +26,7 @@ fn saved(agent: &Agent) -> bool {
 #[test]
 fn from_the_bus_into_the_kernel_and_through_every_death() {
     with_world(|mut world: World| {
+        interface("gcw0");
         nft("add table inet neighbour");
         world.write(&[web(&["10.9.9.1"]), place("w0", "h0", "10.1.0.2")]);
         world.agent.start();
@@ -91,6 +91,7 @@ fn from_the_bus_into_the_kernel_and_through_every_death() {
 #[test]
 fn state_files_that_are_not_whole_and_ours_are_ignored_by_name() {
     with_world(|mut world: World| {
+        interface("gcw0");
         world.write(&[web(&["10.9.9.2"]), place("w0", "h0", "10.1.0.2")]);
         world.agent.start();
         world.agent.does(&["workload", "add", "w0", "--interface", "gcw0"]);

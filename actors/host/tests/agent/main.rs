@@ -2,7 +2,12 @@
 
 mod cases;
 mod doors;
+mod files;
 mod guest;
 mod kernel;
 mod life;
+mod orders;
+mod orders_in_force;
+mod ports;
+mod told;
 mod world;

@@ -57,6 +57,11 @@ pub fn ip(arguments: &str) {
     run("ip", &arguments.split(' ').collect::<Vec<_>>());
 }
 
+/// An interface with nobody behind it.
+pub fn interface(name: &str) {
+    ip(&format!("link add {name} type veth peer name v{name}"));
+}
+
 pub fn nft(text: &str) -> String {
     run("nft", &[text])
 }
@@ -88,6 +93,11 @@ impl Agent {
         writeln!(config, "host = 'h0'\nservers = ['{servers}']\nclaims = ['gcw*']").unwrap();
         writeln!(config, "state = '{0}/state'\nsocket = '{0}/agent.sock'", folder.display()).unwrap();
         Self { folder, process: None, environment: Vec::new(), runner: Vec::new() }
+    }
+
+    /// The last good state, as the disk has it.
+    pub fn state(&self) -> Option<groupcast_host::state::State> {
+        groupcast_host::state::State::read(&self.folder.join("state")).ok().flatten()
     }
 
     /// Another line of `agent.toml`.
@@ -138,6 +148,11 @@ impl Agent {
         let mut process = self.process.take().unwrap();
         process.kill().unwrap();
         process.wait().unwrap();
+    }
+
+    /// Of its process.
+    pub fn id(&self) -> u32 {
+        self.process.as_ref().unwrap().id()
     }
 
     /// Asks it to end, as a service manager does.

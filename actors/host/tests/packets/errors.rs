@@ -132,7 +132,7 @@ fn a_header_with_options_is_judged_like_one_without() {
 }
 
 /// An ICMP error about a packet, from whoever could not deliver it.
-fn error(from: IpAddr, kind: u8, code: u8, about: &Packet) -> Vec<u8> {
+pub fn error(from: IpAddr, kind: u8, code: u8, about: &Packet) -> Vec<u8> {
     let protocol = if from.is_ipv4() { ICMP } else { ICMPV6 };
     let mut above = vec![kind, code, 0, 0, 0, 0, 5, 0];
     above.extend(about.bytes());
@@ -141,7 +141,7 @@ fn error(from: IpAddr, kind: u8, code: u8, about: &Packet) -> Vec<u8> {
     with_head(from, about.source, protocol, &above, &[])
 }
 
-fn arrives(story: &mut Story, from: u8, to: u8, bytes: &[u8]) -> bool {
+pub fn arrives(story: &mut Story, from: u8, to: u8, bytes: &[u8]) -> bool {
     story.machine().wire(to).drain();
     story.machine().wire(from).send_bytes(bytes);
     story.machine().sentinel();

@@ -18,7 +18,7 @@ use crate::stage::{isolated, run};
 const OUTSIDE: u8 = WORKLOADS;
 const BUS: u16 = 4222;
 
-fn begin(lines: &[&str]) -> Story {
+pub fn begin(lines: &[&str]) -> Story {
     let mut attachments = trial::attachments();
     attachments.insert(trial::workload_id(0), Attached { attachment: Attachment::Host, audit: false });
     let mut story = Story::begin(attachments, &[rules(lines), place(0), place(1)]);
@@ -36,7 +36,7 @@ fn begin(lines: &[&str]) -> Story {
     }
 }
 
-fn own(family: Family) -> IpAddr {
+pub fn own(family: Family) -> IpAddr {
     match family {
         Family::V4 => "10.1.9.1".parse().unwrap(),
         Family::V6 => "fd00:1:9::1".parse().unwrap(),
@@ -128,7 +128,7 @@ fn neighbour_discovery_and_dhcp_of_the_machine() {
             }
             found
         };
-        for (kind, passes) in [(135, true), (136, true), (134, true), (128, false)] {
+        for (kind, passes) in [(135, true), (136, true), (134, true), (137, false), (128, false)] {
             let payload = Payload::Icmp { kind, code: 0 };
             let (source, destination) = (trial::address(OUTSIDE, Family::V6), own(Family::V6));
             let packet = Packet { source, destination, payload, tcp_flags: 0, icmp_id: 9 };

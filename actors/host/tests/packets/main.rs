@@ -28,8 +28,9 @@
 //! | E 35 | `rows::marks_of_others_survive` |
 //!
 //! Beside them: fragments and ICMP errors (`errors`), the machine itself (`itself`), two hosts (`hosts`), translated addresses (`translated`),
-//! logs (`logs`), and changes beside streams of packets (`streams`).
+//! logs (`logs`), what a stamp does not vouch for (`bound`, `moved`), what opens beside policy (`openings`), and changes beside streams of packets (`streams`).
 
+mod bound;
 mod cases;
 mod errors;
 mod failing;
@@ -38,6 +39,8 @@ mod hosts;
 mod itself;
 mod killed;
 mod logs;
+mod moved;
+mod openings;
 mod packet;
 mod rows;
 mod stage;

@@ -36,8 +36,8 @@ impl Compiler {
         if let (Some(old), Some(new)) = (&old, new)
             && self.groups[g].members.is_some()
         {
-            new.members.difference(&old.members).for_each(|member| self.add_member(g, *member, true));
-            old.members.difference(&new.members).for_each(|member| self.sub_member(g, *member, true));
+            new.members.difference(&old.members).for_each(|member| self.add_member(g, *member));
+            old.members.difference(&new.members).for_each(|member| self.sub_member(g, *member));
         }
         renamed.push(g);
         renamed.into_iter().for_each(|r| self.settle_members(r));
@@ -194,7 +194,7 @@ impl Compiler {
     fn build_members(&mut self, g: u32) {
         let Some(group) = self.groups[g].group.clone() else { return };
         self.groups[g].members = Some(Default::default());
-        group.members.iter().for_each(|member| self.add_member(g, *member, true));
+        group.members.iter().for_each(|member| self.add_member(g, *member));
         for (target, phases) in group.bound() {
             let Some(s) = target.scope().and_then(|scope| self.scopes.get(&scope)) else { continue };
             for phase in PHASES.into_iter().filter(|phase| phases.contains(*phase)) {

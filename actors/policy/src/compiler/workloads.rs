@@ -6,7 +6,7 @@ use super::few::List;
 use super::{Compiler, GLOBAL, NONE, in_phase, slots_in};
 use crate::doc::Phase;
 use crate::ids::{TemplateId, WorkloadId};
-use crate::model::{Template, Workload, is_internet};
+use crate::model::{Template, Workload};
 use crate::net::Prefix;
 use crate::topic::Scope;
 
@@ -243,13 +243,15 @@ impl Compiler {
     /// One more reason for a workload's addresses to be members.
     pub(super) fn add_members(&mut self, g: u32, entry: &Workload) {
         if self.keeps_members_of(g, entry) {
-            entry.all_addresses().for_each(|member| self.add_member(g, member, false));
+            let internet_member = self.groups[g].admits_internet;
+            entry.members(internet_member).for_each(|member| self.add_member(g, member));
         }
     }
 
     pub(super) fn sub_members(&mut self, g: u32, entry: &Workload) {
         if self.keeps_members_of(g, entry) {
-            entry.all_addresses().for_each(|member| self.sub_member(g, member, false));
+            let internet_member = self.groups[g].admits_internet;
+            entry.members(internet_member).for_each(|member| self.sub_member(g, member));
         }
     }
 
@@ -260,20 +262,18 @@ impl Compiler {
         row.members.is_some() && !(row.wants_health && entry.unhealthy)
     }
 
-    /// A static member was written by hand and needs no admission.
-    pub(super) fn add_member(&mut self, g: u32, member: Prefix, is_static: bool) {
+    /// One that is admitted: a static member was written by hand and needs no admission.
+    pub(super) fn add_member(&mut self, g: u32, member: Prefix) {
         let row = &mut self.groups[g];
-        let admitted = is_static || row.admits_internet || !is_internet(member);
-        if admitted && row.members.as_mut().is_some_and(|members| members.add(member)) {
+        if row.members.as_mut().is_some_and(|members| members.add(member)) {
             let families = row.families();
             self.pending.toggle_member(g, member, families);
         }
     }
 
-    pub(super) fn sub_member(&mut self, g: u32, member: Prefix, is_static: bool) {
+    pub(super) fn sub_member(&mut self, g: u32, member: Prefix) {
         let row = &mut self.groups[g];
-        let admitted = is_static || row.admits_internet || !is_internet(member);
-        if admitted && row.members.as_mut().is_some_and(|members| members.sub(member)) {
+        if row.members.as_mut().is_some_and(|members| members.sub(member)) {
             let families = row.families();
             self.pending.toggle_member(g, member, families);
         }

@@ -10,6 +10,8 @@ use crate::text::protocol_name;
 
 const DETAIL_BITS: u32 = 16;
 const DETAIL_MAX: u32 = (1 << DETAIL_BITS) - 1;
+/// Ports, or types of ICMP, that are named before the rest is counted.
+const PORTS_SHOWN_MAX: usize = 32;
 const LAST: u32 = (255 << DETAIL_BITS) | DETAIL_MAX;
 
 /// Of one family, because ICMP has a number in each.
@@ -57,6 +59,11 @@ impl TrafficSet {
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// How many ranges it has.
+    pub fn len(&self) -> usize {
+        self.0.spans().len()
     }
 
     pub fn union<'a>(sets: impl IntoIterator<Item = &'a TrafficSet>) -> Self {
@@ -151,7 +158,10 @@ impl TrafficSet {
         let mut ports: Option<(u8, Vec<String>)> = None;
         let flush = |ports: &mut Option<(u8, Vec<String>)>, items: &mut Vec<String>| {
             if let Some((protocol, list)) = ports.take() {
-                items.push(format!("{} {}", protocol_text(protocol), list.join(",")));
+                let more = list.len().saturating_sub(PORTS_SHOWN_MAX);
+                let shown = list[..list.len() - more].join(",");
+                let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+                items.push(format!("{} {shown}{rest}", protocol_text(protocol)));
             }
         };
         for span in self.0.spans() {

@@ -53,7 +53,7 @@ impl fmt::Display for Told {
         match &self.why {
             Why::Rule(deciding) => {
                 let Deciding { group, scope, rule, unknown_remote, .. } = &**deciding;
-                write!(f, "group {group} ({scope}) says {rule}")?;
+                write!(f, "group {group} ({scope}) says {rule} (in logs: {group}/{})", rule.key())?;
                 let unknown =
                     if *unknown_remote { "; the group it names is not known here, so it denies every remote" } else { "" };
                 f.write_str(unknown)

@@ -31,6 +31,16 @@ pub fn prefix_text(text: &str) -> Result<Prefix, String> {
     }
 }
 
+/// The same, and refuses what has bits after its length: it may be another network than was meant.
+pub fn strict_prefix_text(text: &str) -> Result<Prefix, String> {
+    let prefix = prefix_text(text)?;
+    let Some((base, _)) = text.split_once('/') else { return Ok(prefix) };
+    match address(base)? == prefix.net().addr() {
+        true => Ok(prefix),
+        false => Err(format!("{:?} has bits after its length: write {prefix}, or {base} if one address is meant", shorten(text))),
+    }
+}
+
 fn add_item(text: &str, set: &mut Spans) -> Result<(), String> {
     let Some((first, last)) = text.split_once('-') else {
         match prefix_text(text)?.net() {

@@ -30,7 +30,7 @@ impl From<Impossible> for FieldError {
     fn from(error: Impossible) -> Self {
         let field = match error {
             Impossible::NoAddress | Impossible::OtherFamily(_) => "remote",
-            Impossible::NoPort | Impossible::Portless(_) => "ports",
+            Impossible::NoPort | Impossible::Portless(_) | Impossible::Untracked => "ports",
             Impossible::Icmpv6InV4 => "protocol",
         };
         Self::new(field, error.to_string())

@@ -60,6 +60,8 @@ fn a_bad_line_names_field_and_remedy() {
         ("ingress tcp 80,,81 from any", "ports", "extra comma"),
         ("ingress gre 80 from any", "ports", "has no ports"),
         ("ingress any 80 from any", "ports", "has no ports"),
+        ("ingress dccp 5 from any", "ports", "kernels no longer track"),
+        ("deny egress 33 5-7 to any", "ports", "kernels no longer track"),
         ("ingress icmp 256 from any", "icmp", "0 to 255"),
         ("ingress icmp 8/x from any", "icmp", "icmp code"),
         ("ingress ipv4 icmpv6 from any", "protocol", "only in IPv6"),
@@ -161,4 +163,14 @@ proptest! {
             prop_assert_eq!(parse_rule(&rule.to_string()), Ok(rule));
         }
     }
+}
+
+#[test]
+fn what_others_wrote_reaches_no_terminal_as_an_escape() {
+    let name = "a\x1b[2Jb\u{202e}c\u{9b}d\u{2066}e\u{200f}f\u{7f}g\rh\u{2028}\ti\n";
+    let safe = "a\\u{1b}[2Jb\\u{202e}c\\u{9b}d\\u{2066}e\\u{200f}f\\u{7f}g\\u{d}h\\u{2028}\ti\n";
+    assert_eq!(shown(name), safe);
+    assert_eq!(shown_json("{\n  \"a\u{202e}\u{9b}\": 1\n}"), "{\n  \"a\\u202e\\u009b\": 1\n}");
+    // What needs more than one escape of JSON is not among them.
+    assert!((0x1_0000..=0x10_ffff).filter_map(char::from_u32).all(|c| !is_deceptive(c)));
 }

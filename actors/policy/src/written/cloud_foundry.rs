@@ -41,14 +41,19 @@ fn read(reader: &mut Reader, source: &SourceId, resource: &Node) -> Option<Group
         reader.in_rule(None);
     }
     let mut bindings = Vec::new();
+    let globally = told(reader, Some(resource), "globally_enabled", "globally_enabled");
+    let related = told(reader, Some(resource), "relationships", "relationships");
     for (field, spaces, phases) in
         [("running", "running_spaces", Phases::RUNNING), ("staging", "staging_spaces", Phases::STAGING)]
     {
-        let enabled = resource.get("globally_enabled").and_then(|node| node.get(field));
-        if reader.flag(enabled, &format!("globally_enabled.{field}"), false) {
+        let at = format!("globally_enabled.{field}");
+        let enabled = told(reader, globally, field, &at);
+        if reader.flag(enabled, &at, false) {
             bindings.push(Binding { target: Target::Global, phases });
         }
-        let data = resource.get("relationships").and_then(|node| node.get(spaces)).and_then(|node| node.get("data"));
+        let at = format!("relationships.{spaces}");
+        let listed = told(reader, related, spaces, &at);
+        let data = told(reader, listed, "data", &format!("{at}.data"));
         // Two lists of spaces make one list of bindings.
         for (index, space) in reader.list(data, spaces, BINDINGS_MAX / 2 - 1).iter().enumerate() {
             let at = format!("relationships.{spaces}.data[{index}].guid");
@@ -66,6 +71,15 @@ fn read(reader: &mut Reader, source: &SourceId, resource: &Node) -> Option<Group
     group.bindings = bindings;
     group.owner = Owner::Source(source.clone());
     Some(group)
+}
+
+/// A field of what was told. That it is missing is a problem: a group whose bindings are not told is not one without.
+fn told<'n>(reader: &mut Reader, within: Option<&'n Node>, field: &str, at: &str) -> Option<&'n Node> {
+    let found = within?.get(field).filter(|node| !matches!(node, Node::Null));
+    if found.is_none() {
+        reader.problem(at, "missing: nothing is known about where the group applies");
+    }
+    found
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -149,11 +163,7 @@ fn traffic(reader: &mut Reader, node: &Node, kind: Option<Kind>) -> Option<Traff
     if !matches!(kind, Kind::Ports(_)) && given("ports") {
         reader.problem("ports", "given for a protocol without ports: leave them out, or write tcp or udp");
     }
-    if !matches!(kind, Kind::Icmp | Kind::Icmpv6) {
-        for field in ["type", "code"].into_iter().filter(|f| given(f)) {
-            reader.problem(field, "given for a protocol other than icmp: leave it out");
-        }
-    }
+    // Cloud Controller takes a type and a code with every protocol, and heeds them for icmp only.
     match kind {
         Kind::All => Some(Traffic::Any),
         Kind::Ports(protocol) => {

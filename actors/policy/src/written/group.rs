@@ -3,7 +3,7 @@
 use super::{Node, reader::Reader};
 use crate::doc::Phases;
 use crate::ids::{GroupId, SourceId};
-use crate::model::{Binding, Group, GroupRule, Owner, Selector, Target, is_internet, parse_selector};
+use crate::model::{Binding, Group, GroupRule, Owner, Selector, Target, are_internet, is_internet, parse_selector};
 use crate::net::{Family, PortSet};
 use crate::normal::Impossible;
 use crate::packet::{ICMP, ICMPV6, has_ports};
@@ -14,7 +14,7 @@ use crate::text::{
 use crate::topic::Scope;
 
 /// Longest name in characters.
-pub const NAME_LEN_MAX: usize = 250;
+pub const NAME_LEN_MAX: usize = 255;
 /// Longest description of a rule in characters.
 pub const DESCRIPTION_LEN_MAX: usize = 1_000;
 /// Most rules in one group.
@@ -57,7 +57,8 @@ pub(super) fn read(reader: &mut Reader, node: &Node) -> Option<Group> {
         bindings.extend(read_binding(reader, binding, &format!("bindings[{index}]")));
     }
     let members = reader.prefixes(node.get("members"), "members", STATIC_MEMBERS_MAX);
-    if let Some(wide) = members.iter().find(|m| is_internet(**m)).filter(|_| !internet_member) {
+    if !internet_member && are_internet(members.iter().copied()) {
+        let wide = members.iter().find(|m| is_internet(**m)).map_or("all prefixes together".to_owned(), ToString::to_string);
         reader
             .problem("members", format!("{wide} makes the internet a member: name what is meant, or set internet_member: true"));
     }

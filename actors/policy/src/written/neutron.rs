@@ -1,7 +1,7 @@
 //! Neutron's security groups, address groups and ports.
 //!
 //! Equal meaning becomes equal data: `6` is `tcp`, `0.0.0.0/0` is nothing, ports 1 to 65535 are nothing, protocol 0 is any. A
-//! port names its groups itself. Host names may hold dots, ids may not: dots become `_`.
+//! port names its groups itself. Host names may hold dots and be long, ids may not: see [`HostId::of_name`].
 
 use super::group::{DESCRIPTION_LEN_MAX, GROUP_RULES_MAX, NAME_LEN_MAX, STATIC_MEMBERS_MAX};
 use super::{Node, Problem, reader::Reader};
@@ -9,8 +9,8 @@ use crate::doc::Enforced;
 use crate::ids::{GroupId, HostId, NetworkId, SourceId, SpaceId, WorkloadId};
 use crate::model::{Group, GroupRule, Owner, Workload};
 use crate::net::{AddressSet, Family, Span};
-use crate::normal::Impossible;
-use crate::packet::{ICMP, ICMPV6, has_ports};
+use crate::normal::{Impossible, UNTRACKED, is_every_port};
+use crate::packet::{DCCP, ICMP, ICMPV6, has_ports};
 use crate::rule::{Action, Direction, Remote, Rule, Traffic};
 use crate::text::{FieldError, prefix_text, protocol_number, shorten};
 
@@ -165,7 +165,12 @@ fn read_traffic(reader: &mut Reader, node: &Node, family: Family) -> Option<Traf
         reader.problem("port_range_min", format!("{min} is above port_range_max {max}: swap them"));
         return None;
     };
-    Some(Traffic::Ports { protocol: number, ports: [span].into_iter().collect() })
+    let ports = [span].into_iter().collect();
+    if number == DCCP && !is_every_port(&ports) {
+        reader.problem("port_range_min", UNTRACKED);
+        return None;
+    }
+    Some(Traffic::Ports { protocol: number, ports })
 }
 
 /// Outer `None`: a problem was told.
@@ -217,10 +222,11 @@ fn read_remote(reader: &mut Reader, source: &SourceId, node: &Node, family: Fami
 
 /// Converts one of `GET /v2.0/ports`. `None`: it is bound to no host.
 ///
-/// Without port security, and on trusted `network:` ports, nothing is filtered.
+/// Without port security, and on trusted `network:` ports, nothing is filtered. A port that does not say where it is bound is not an unbound
+/// one: whoever may not see the binding is shown none.
 pub fn port(source: &SourceId, node: &Node, index: usize) -> Result<Option<Workload>, Vec<Problem>> {
     let mut reader = Reader::new("port", node, index);
-    if matches!(node.get("binding:host_id"), None | Some(Node::Null)) || node.get("binding:host_id") == Some(&Node::from("")) {
+    if node.get("binding:host_id") == Some(&Node::from("")) {
         return Ok(None);
     }
     let workload = read_port(&mut reader, source, node);
@@ -231,8 +237,10 @@ fn read_port(reader: &mut Reader, source: &SourceId, node: &Node) -> Option<Work
     let id = reader.text(node.get("id"), "id");
     let id = reader.required(id, node.get("id"), "id", "the port's id");
     let id = id.and_then(|id| WorkloadId::new(&format!("{source}-{id}")).map_err(|e| reader.problem("id", e)).ok());
-    let host = reader.text(node.get("binding:host_id"), "binding:host_id")?;
-    let host = HostId::new(&host.replace('.', "_")).map_err(|error| reader.problem("binding:host_id", error)).ok();
+    let host = reader.text(node.get("binding:host_id"), "binding:host_id");
+    let host =
+        reader.required(host, node.get("binding:host_id"), "binding:host_id", "a host, or \"\" where it is bound to none")?;
+    let host = HostId::of_name(host).map_err(|error| reader.problem("binding:host_id", error)).ok();
     let network = reader.text(node.get("network_id"), "network_id");
     let network = reader.required(network, node.get("network_id"), "network_id", "the port's network");
     let network = network.and_then(|id| NetworkId::new(id).map_err(|error| reader.problem("network_id", error)).ok());

@@ -3,7 +3,9 @@
 use super::group::{scope_text, target_text};
 use super::{Format, Node, Written};
 use crate::doc::{Enforced, Phase, Phases};
-use crate::model::{Binding, Group, GroupRule, Labels, Owner, Probe, Target, Template, Workload};
+use crate::model::{
+    Binding, Group, GroupRule, HOST_ADDRESSES_MAX, HOST_WORKLOADS_MAX, Labels, Owner, Probe, Target, Template, Workload,
+};
 
 /// Everything that can be written as a document.
 pub trait Write {
@@ -128,6 +130,16 @@ impl Write for Template {
             };
             check.node("interval_seconds", Node::Int(i64::from(health.interval_seconds)));
             fields.node("health", check.end());
+        }
+        if self.wide_prefixes {
+            fields.node("wide_prefixes", Node::Bool(true));
+        }
+        for (field, most, usual) in
+            [("workloads_max", self.workloads_max, HOST_WORKLOADS_MAX), ("addresses_max", self.addresses_max, HOST_ADDRESSES_MAX)]
+        {
+            if most != usual {
+                fields.node(field, Node::Int(i64::from(most)));
+            }
         }
         fields.end()
     }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use super::{Fault, Node, PROBLEMS_MAX, Problem};
 use crate::net::Prefix;
-use crate::text::{FieldError, prefix_text, shorten};
+use crate::text::{FieldError, is_deceptive, prefix_text, shorten};
 
 pub(super) struct Reader {
     document: String,
@@ -112,13 +112,13 @@ impl Reader {
         }
     }
 
-    /// Text of at most `max` characters, none of them a control character.
+    /// Text of at most `max` characters, none of them one that a terminal does not show as it is.
     pub fn line(&mut self, node: Option<&Node>, field: &str, max: usize) -> Option<String> {
         let text = self.text(node, field)?;
         if text.chars().count() > max {
             self.problem(field, format!("longer than {max} characters: shorten it"));
-        } else if text.chars().any(char::is_control) {
-            self.problem(field, "has control characters: remove them");
+        } else if text.chars().any(is_deceptive) {
+            self.problem(field, "has control characters, or marks that turn the text around: remove them");
         }
         Some(text.to_string())
     }
@@ -126,7 +126,7 @@ impl Reader {
     /// Words of a foreign system that change no meaning: fitted into `max` characters of one line rather than refused.
     pub fn remark(&mut self, node: Option<&Node>, field: &str, max: usize) -> String {
         let text = self.text(node, field).unwrap_or_default();
-        text.chars().take(max).map(|c| if c.is_control() { ' ' } else { c }).collect()
+        text.chars().take(max).map(|c| if is_deceptive(c) { ' ' } else { c }).collect()
     }
 
     pub fn parsed<T: FromStr<Err: Display>>(&mut self, node: Option<&Node>, field: &str) -> Option<T> {

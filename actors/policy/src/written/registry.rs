@@ -6,14 +6,33 @@ use super::group::{kind, phases};
 use super::{Node, reader::Reader};
 use crate::doc::{Enforced, Phase};
 use crate::ids::{NetworkId, TemplateId};
-use crate::model::{HealthCheck, LABELS_MAX, Labels, PROBE_BYTES_MAX, Probe, Template, Workload};
+use crate::model::{
+    HOST_ADDRESSES_MAX, HOST_WORKLOADS_MAX, HealthCheck, LABELS_MAX, Labels, PROBE_BYTES_MAX, Probe, Template, Workload,
+};
 use crate::text::shorten;
 
 /// Most items in any list of a template or a workload.
 pub const LIST_MAX: usize = 10_000;
 
-const TEMPLATE_FIELDS: &[&str] =
-    &["kind", "id", "labels", "own_labels", "network", "spaces", "apps", "phase", "prefixes", "identities", "enforced", "health"];
+const TEMPLATE_FIELDS: &[&str] = &[
+    "kind",
+    "id",
+    "labels",
+    "own_labels",
+    "network",
+    "spaces",
+    "apps",
+    "phase",
+    "prefixes",
+    "identities",
+    "enforced",
+    "health",
+    "wide_prefixes",
+    "workloads_max",
+    "addresses_max",
+];
+/// Most of each that a template may allow a host.
+const QUOTA_MAX: i64 = 1_000_000;
 
 pub(super) fn read_template(reader: &mut Reader, node: &Node) -> Option<Template> {
     reader.map(node, "", TEMPLATE_FIELDS)?;
@@ -54,10 +73,20 @@ pub(super) fn read_template(reader: &mut Reader, node: &Node) -> Option<Template
         identities: reader.set(node.get("identities"), "identities", LIST_MAX),
         enforced: enforced(reader, node.get("enforced")),
         health,
+        wide_prefixes: reader.flag(node.get("wide_prefixes"), "wide_prefixes", false),
+        workloads_max: quota(reader, node, "workloads_max", HOST_WORKLOADS_MAX)?,
+        addresses_max: quota(reader, node, "addresses_max", HOST_ADDRESSES_MAX)?,
         id: id?,
         network: network?,
     };
     Some(template)
+}
+
+fn quota(reader: &mut Reader, node: &Node, field: &str, usual: u32) -> Option<u32> {
+    match node.get(field) {
+        None | Some(Node::Null) => Some(usual),
+        some => number(reader, some, field, 1, QUOTA_MAX).and_then(|most| u32::try_from(most).ok()),
+    }
 }
 
 /// A port, a port and a path, or a process.

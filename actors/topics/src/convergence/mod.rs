@@ -11,6 +11,7 @@
 //! of the batches it has not finished, of a batch its hosts and, as one number each, what they must reach of it.
 
 mod batch;
+mod early;
 mod nudge;
 mod progress;
 mod span;
@@ -21,12 +22,13 @@ use std::collections::{BTreeSet, VecDeque};
 
 use groupcast_messages::{Ack, Cut, HostState};
 use groupcast_policy::ids::HostId;
-use groupcast_policy::topic::{Topic, TopicHash};
+use groupcast_policy::topic::Topic;
 
 use crate::Map;
 use crate::batch::spread_ms;
 use crate::node::Committed;
 use batch::{Batch, Form, Forming, Reached, Row, revision};
+use early::Early;
 use progress::Times;
 pub use progress::{Progress, Summary, Why};
 use span::{Runs, Span};
@@ -37,11 +39,16 @@ pub const BATCHES_MAX: usize = 1_000;
 pub const ODD_CHANGES_MAX: usize = 20_000;
 /// A host that was not heard of for so long since a change is called unreachable.
 pub const UNREACHABLE_AFTER_MS: u64 = 5_000;
-/// Acknowledgements of batches not heard of yet that are kept: a quick host is faster than the word of the commit. One that is lost
-/// costs a nudge.
+/// Acknowledgements of batches not heard of yet that are kept of one host and of all: a quick host is faster than the word of the commit. One
+/// that is lost costs a nudge.
+pub const EARLY_PER_HOST_MAX: usize = 1_024;
 pub const EARLY_MAX: usize = 65_536;
 /// Hosts that one report names as behind.
 pub const BEHIND_NAMED_MAX: usize = 1_000;
+/// Hosts that say what they do and that no batch remembered here concerns; more are not remembered.
+pub const STRANGERS_MAX: usize = 20_000;
+/// One that was not heard of for so long is forgotten.
+pub const STRANGER_FORGOTTEN_MS: u64 = 600_000;
 /// Times of enforcement kept until somebody collects them.
 pub const TOOK_MAX: usize = 100_000;
 
@@ -67,6 +74,8 @@ pub struct Standing {
     pub heard_ms_ago: u64,
     /// Something is published that it has not in force.
     pub is_behind: bool,
+    /// For how long at least, in milliseconds.
+    pub behind_ms: u64,
 }
 
 #[derive(Debug, Default)]
@@ -89,11 +98,13 @@ pub struct Convergence {
     /// The highest revision of any batch heard of.
     newest: u64,
     /// Acknowledged beyond that, oldest first.
-    early: VecDeque<(HostId, TopicHash, u64)>,
+    early: Early,
     /// No nudge is due before this. Acknowledgements do not move it, so it may be too early, never too late: looking at every
     /// host for every acknowledgement would cost the square of the fleet.
     quiet_until_ms: Option<u64>,
     took: Vec<u32>,
+    /// What hosts do that no batch concerned since this controller began: what they say, and when.
+    strangers: Map<HostId, (HostState, u64)>,
 }
 
 impl Convergence {
@@ -105,6 +116,9 @@ impl Convergence {
     pub fn committed(&mut self, committed: &Committed, now_ms: u64) {
         if committed.since > self.since {
             self.begin_life(committed.since, committed.catalog);
+        }
+        if self.batches.back().is_some_and(|last| last.catalog > committed.catalog) {
+            self.renumbered();
         }
         self.cut = self.cut.max(committed.cut);
         let (number, lead) = (self.first + self.batches.len() as u64, committed.cut.lead);
@@ -152,12 +166,8 @@ impl Convergence {
             self.reached(host, &[(*topic, self.newest)], now_ms);
         }
         committed.left.iter().for_each(|host| self.left(host));
-        for (host, topic, revision) in std::mem::take(&mut self.early) {
-            if revision > self.newest {
-                self.early.push_back((host, topic, revision));
-            } else {
-                self.reached(&host, &[(topic, revision)], now_ms);
-            }
+        for (host, reached) in self.early.take_up_to(self.newest) {
+            self.reached(&host, &reached, now_ms);
         }
     }
 
@@ -165,9 +175,7 @@ impl Convergence {
     fn begin_life(&mut self, since: u64, catalog: u64) {
         self.since = since;
         if self.batches.back().is_some_and(|last| last.catalog > catalog) {
-            // CATALOG was lost too, and counts changes anew.
-            self.first += self.batches.len() as u64;
-            (self.batches, self.nothing, self.torn) = Default::default();
+            self.renumbered();
         }
         for row in self.rows.iter_mut().flatten() {
             (row.open, row.partial, row.forgotten) = (Runs::default(), Vec::new(), None);
@@ -176,6 +184,15 @@ impl Convergence {
             batch.superseded = true;
             batch.summary = Some(batch.times.summary());
             (batch.topics, batch.form, batch.times) = ([].into(), Form::Tallied, Times::default());
+        }
+    }
+
+    /// CATALOG is another stream, and counts changes anew: what an old number says would be said of a new change.
+    pub fn renumbered(&mut self) {
+        self.first += self.batches.len() as u64;
+        (self.batches, self.nothing, self.torn) = Default::default();
+        for row in self.rows.iter_mut().flatten() {
+            (row.open, row.partial, row.forgotten) = (Runs::default(), Vec::new(), None);
         }
     }
 
@@ -198,11 +215,12 @@ impl Convergence {
         if let Some(slot) = self.slots.get(host) {
             return *slot;
         }
+        let said = self.strangers.remove(host);
         let row = Row {
             host: host.clone(),
             own: Topic::Host(host.clone()).hash64(),
-            state: HostState::Enforcing,
-            heard_ms: None,
+            state: said.as_ref().map_or(HostState::Enforcing, |(state, _)| state.clone()),
+            heard_ms: said.map(|(_, at)| at),
             open: Runs::default(),
             partial: Vec::new(),
             forgotten: None,
@@ -233,13 +251,10 @@ impl Convergence {
     pub fn acknowledged(&mut self, host: &HostId, ack: &Ack, now_ms: u64) {
         let comparable = ack.term >= self.since;
         if comparable {
-            for (topic, revision) in ack.reached.iter().filter(|(_, revision)| *revision > self.newest) {
-                self.early.push_back((host.clone(), *topic, *revision));
-            }
-            self.early.drain(..self.early.len().saturating_sub(EARLY_MAX));
+            self.early.keep(host, ack.reached.iter().filter(|(_, revision)| *revision > self.newest).copied());
         }
         let nudge_after_ms = self.settings.nudge_after_ms;
-        let Some((_, row)) = self.row(host) else { return };
+        let Some((_, row)) = self.row(host) else { return self.met(host, ack.state.clone(), now_ms) };
         row.heard_ms = Some(now_ms);
         if row.state != ack.state {
             row.state = ack.state.clone();
@@ -280,10 +295,21 @@ impl Convergence {
 
     /// A sign of life that says nothing about revisions.
     pub fn heard(&mut self, host: &HostId, state: HostState, now_ms: u64) {
-        if let Some((_, row)) = self.row(host) {
-            row.heard_ms = Some(now_ms);
-            row.state = state;
+        match self.row(host) {
+            Some((_, row)) => (row.heard_ms, row.state) = (Some(now_ms), state),
+            None => self.met(host, state, now_ms),
         }
+    }
+
+    /// A host that no batch concerned yet says what it does.
+    fn met(&mut self, host: &HostId, state: HostState, now_ms: u64) {
+        if self.strangers.len() >= STRANGERS_MAX && !self.strangers.contains_key(host) {
+            self.strangers.retain(|_, (_, at)| now_ms.saturating_sub(*at) < STRANGER_FORGOTTEN_MS);
+            if self.strangers.len() >= STRANGERS_MAX {
+                return;
+            }
+        }
+        self.strangers.insert(host.clone(), (state, now_ms));
     }
 
     /// A host that leaves is no longer waited for.
@@ -324,18 +350,26 @@ impl Convergence {
     pub fn progress(&self, change: u64, now_ms: u64) -> Option<Progress> {
         if self.nothing.contains(&change) {
             let (cut, summary, behind) = Default::default();
-            return Some(Progress { change, cut, span: 0, summary, behind, torn: false });
+            return Some(Progress { change, cut, span: 0, summary, lax: 0, behind, torn: false });
         }
         let (number, batch) = self.batch_of(change)?;
-        let rows = batch.span.slots().filter_map(|slot| self.rows.get(slot as usize)?.as_ref());
-        let open = rows.filter(|row| batch.summary.is_none() && row.open.contains(number));
-        let behind = open.take(BEHIND_NAMED_MAX).map(|row| (row.host.clone(), row.why(batch.committed_ms, now_ms)));
+        let (mut behind, mut lax) = (Vec::new(), 0);
+        for row in batch.span.slots().filter_map(|slot| self.rows.get(slot as usize)?.as_ref()) {
+            let is_open = batch.summary.is_none() && row.open.contains(number);
+            // Whoever has it and lets pass what it denies does not enforce it.
+            let is_lax = !is_open && !row.state.enforces();
+            lax += u32::from(is_lax);
+            if (is_open || is_lax) && behind.len() < BEHIND_NAMED_MAX {
+                behind.push((row.host.clone(), row.why(batch.committed_ms, now_ms)));
+            }
+        }
         Some(Progress {
             change,
             cut: batch.cut,
             span: batch.span.len() as u32 - batch.left,
             summary: batch.summary.unwrap_or_else(|| batch.times.summary()),
-            behind: behind.collect(),
+            lax,
+            behind,
             torn: self.torn.contains(&change),
         })
     }
@@ -379,10 +413,16 @@ impl Convergence {
 
     /// What a host does, as it last said itself; nothing of one that was never heard of.
     pub fn standing(&self, host: &HostId, now_ms: u64) -> Option<Standing> {
-        let row = self.rows.get(*self.slots.get(host)? as usize)?.as_ref()?;
-        let heard_ms = row.heard_ms?;
-        let heard_ms_ago = now_ms.saturating_sub(heard_ms);
-        Some(Standing { state: row.state.clone(), heard_ms_ago, is_behind: row.is_behind() })
+        let Some(slot) = self.slots.get(host) else {
+            let (state, at) = self.strangers.get(host)?;
+            let heard_ms_ago = now_ms.saturating_sub(*at);
+            return Some(Standing { state: state.clone(), heard_ms_ago, is_behind: false, behind_ms: 0 });
+        };
+        let row = self.rows.get(*slot as usize)?.as_ref()?;
+        let heard_ms_ago = now_ms.saturating_sub(row.heard_ms?);
+        let oldest = row.open.iter().next().and_then(|number| self.batches.get(number.checked_sub(self.first)? as usize));
+        let behind_ms = oldest.map_or(0, |batch| now_ms.saturating_sub(batch.committed_ms));
+        Some(Standing { state: row.state.clone(), heard_ms_ago, is_behind: row.is_behind(), behind_ms })
     }
 
     /// Batches that some host has not finished.

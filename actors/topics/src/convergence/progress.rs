@@ -1,7 +1,7 @@
 //! How far one change is, as it is told.
 
 use groupcast_messages::{Cut, HostState};
-use groupcast_policy::ids::HostId;
+use groupcast_policy::ids::{HostId, WorkloadId};
 
 /// Milliseconds from commit until so many hosts had it in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -71,6 +71,10 @@ pub enum Why {
     Lockdown(String),
     /// An operator lets pass there, logged, what the policy denies.
     Auditing(String),
+    /// The same for some workloads, which are named.
+    AuditingSome(String),
+    /// Its agent does nothing to the kernel.
+    DryRun,
     /// A state that only a newer version knows, by name.
     Other(String),
 }
@@ -85,6 +89,8 @@ impl Why {
             HostState::Bypassed { reason } => Some(Self::Bypassed(reason.clone())),
             HostState::Lockdown { reason } => Some(Self::Lockdown(reason.clone())),
             HostState::Auditing { reason } => Some(Self::Auditing(reason.clone())),
+            HostState::AuditingSome { workloads, total, reason } => Some(Self::AuditingSome(named(workloads, *total, reason))),
+            HostState::DryRun => Some(Self::DryRun),
             HostState::Other(name) => Some(Self::Other(name.clone())),
         }
     }
@@ -98,6 +104,8 @@ impl Why {
             Self::Bypassed(_) => "bypassed",
             Self::Lockdown(_) => "lockdown",
             Self::Auditing(_) => "auditing",
+            Self::AuditingSome(_) => "auditing-some",
+            Self::DryRun => "dry-run",
             Self::Other(name) => name,
         }
     }
@@ -108,8 +116,9 @@ impl Why {
             | Self::Frozen(reason)
             | Self::Bypassed(reason)
             | Self::Lockdown(reason)
-            | Self::Auditing(reason) => reason,
-            Self::Waiting | Self::Unreachable | Self::Other(_) => "",
+            | Self::Auditing(reason)
+            | Self::AuditingSome(reason) => reason,
+            Self::Waiting | Self::Unreachable | Self::DryRun | Self::Other(_) => "",
         }
     }
 }
@@ -123,6 +132,22 @@ impl std::fmt::Display for Why {
     }
 }
 
+/// Workloads that a report names as audited.
+const AUDITED_SHOWN_MAX: usize = 5;
+
+/// `w1, w2 and 3 more`, and why.
+fn named(workloads: &[WorkloadId], total: u32, reason: &str) -> String {
+    let shown: Vec<&str> = workloads.iter().take(AUDITED_SHOWN_MAX).map(WorkloadId::as_str).collect();
+    let more = (total as usize).saturating_sub(shown.len());
+    let mut text = shown.join(", ");
+    match (text.is_empty(), more) {
+        (_, 0) => {}
+        (true, more) => text = format!("{more} workloads"),
+        (false, more) => text += &format!(" and {more} more"),
+    }
+    if reason.is_empty() { text } else { format!("{text} ({reason})") }
+}
+
 /// How far one change is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
@@ -131,8 +156,11 @@ pub struct Progress {
     pub cut: Cut,
     /// How many hosts it concerns, without those that left.
     pub span: u32,
+    /// Of the hosts that have acknowledged it.
     pub summary: Summary,
-    /// Hosts that have not got it, as many as are named.
+    /// How many of those do something else with it than enforce it.
+    pub lax: u32,
+    /// Hosts that have not got it or do not enforce it, as many as are named.
     pub behind: Vec<(HostId, Why)>,
     /// No batch could hold it: it was published in parts.
     pub torn: bool,
@@ -140,7 +168,12 @@ pub struct Progress {
 
 impl Progress {
     pub fn is_done(&self) -> bool {
-        self.summary.enforced >= self.span
+        self.summary.enforced >= self.span && self.lax == 0
+    }
+
+    /// Hosts that enforce it.
+    pub fn enforced(&self) -> u32 {
+        self.summary.enforced.saturating_sub(self.lax)
     }
 }
 
@@ -177,6 +210,11 @@ mod tests {
             (HostState::Bypassed { reason: String::new() }, "bypassed"),
             (HostState::Lockdown { reason: reason() }, "lockdown: disk full"),
             (HostState::Other("dreaming".into()), "dreaming"),
+            (HostState::DryRun, "dry-run"),
+            (
+                HostState::AuditingSome { workloads: vec!["w1".parse().unwrap()], total: 3, reason: reason() },
+                "auditing-some: w1 and 2 more (disk full)",
+            ),
         ] {
             assert_eq!(Why::of(&state).map(|why| why.to_string()), Some(words.to_owned()));
         }

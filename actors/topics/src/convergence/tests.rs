@@ -4,6 +4,7 @@ use groupcast_messages::Nudge;
 use proptest::prelude::*;
 
 use super::*;
+use groupcast_policy::topic::TopicHash;
 
 fn host(name: &str) -> HostId {
     HostId::new(name).unwrap()
@@ -97,6 +98,37 @@ fn who_is_behind_and_why() {
     assert_eq!((progress.is_done(), progress.span), (true, 2), "who left is not waited for");
 }
 
+/// It said "enforced on all hosts" with a host in bypass, and packets passed.
+#[test]
+fn a_host_that_has_a_change_and_does_not_enforce_it_is_named() {
+    let reason = || "a test".to_owned();
+    let some = HostState::AuditingSome { workloads: vec!["w1".parse().unwrap()], total: 1, reason: String::new() };
+    let states = [
+        (HostState::Enforcing, None),
+        // It keeps what it has, and it has this.
+        (HostState::Frozen { reason: reason() }, None),
+        (HostState::Bypassed { reason: reason() }, Some("a bypassed: a test")),
+        (HostState::Auditing { reason: reason() }, Some("a auditing: a test")),
+        (HostState::Lockdown { reason: reason() }, Some("a lockdown: a test")),
+        (HostState::Failing { reason: reason() }, Some("a error: a test")),
+        (some, Some("a auditing-some: w1")),
+        (HostState::DryRun, Some("a dry-run")),
+        (HostState::Other("dreaming".into()), Some("a dreaming")),
+    ];
+    for (state, expected) in states {
+        let mut c = Convergence::default();
+        c.committed(&committed(10, 7, &[("a", &[(1, 11)]), ("b", &[(1, 11)])]), 0);
+        c.acknowledged(&host("a"), &Ack { state: state.clone(), ..ack(&[(1, 11)]) }, 5);
+        c.acknowledged(&host("b"), &ack(&[(1, 11)]), 5);
+        let progress = c.progress(7, 6).unwrap();
+        assert_eq!(behind(&c, 7, 6), Vec::from_iter(expected), "{state:?}");
+        assert_eq!((progress.is_done(), progress.enforced()), (expected.is_none(), 2 - u32::from(expected.is_some())));
+        // Once it enforces again, so it says, and the change is in force.
+        c.heard(&host("a"), HostState::Enforcing, 9);
+        assert!(is_done(&c, 7) && c.progress(7, 9).unwrap().enforced() == 2);
+    }
+}
+
 #[test]
 fn who_stays_behind_is_nudged_with_backoff_until_it_acknowledges_or_leaves() {
     let mut c = Convergence::default();
@@ -129,7 +161,7 @@ fn an_acknowledgement_that_is_faster_than_the_word_of_its_batch_counts() {
     for i in 0..=EARLY_MAX as u64 {
         c.acknowledged(&host("a"), &ack(&[(1, 100 + i)]), 7);
     }
-    assert_eq!(c.early.len(), EARLY_MAX);
+    assert_eq!(c.early.len(), EARLY_PER_HOST_MAX, "one host does not take the places of all");
 }
 
 #[test]
@@ -359,8 +391,43 @@ fn what_a_host_does_is_what_it_said_last() {
     assert_eq!(c.standing(&host("a"), 100), None, "never heard of");
     let frozen = HostState::Frozen { reason: "an incident".into() };
     c.heard(&host("a"), frozen.clone(), 105);
-    assert_eq!(c.standing(&host("a"), 115), Some(Standing { state: frozen, heard_ms_ago: 10, is_behind: true }));
+    let standing = Standing { state: frozen, heard_ms_ago: 10, is_behind: true, behind_ms: 15 };
+    assert_eq!(c.standing(&host("a"), 115), Some(standing));
     c.acknowledged(&host("a"), &ack(&[(1, 11)]), 120);
-    let standing = Standing { state: HostState::Enforcing, heard_ms_ago: 0, is_behind: false };
+    let standing = Standing { state: HostState::Enforcing, heard_ms_ago: 0, is_behind: false, behind_ms: 0 };
     assert_eq!(c.standing(&host("a"), 120), Some(standing));
+}
+
+/// After a restart of the controllers nobody knew what hosts do, until a change concerned them.
+#[test]
+fn what_a_host_says_before_a_batch_concerns_it_is_remembered_and_bounded() {
+    let mut c = Convergence::default();
+    let bypassed = HostState::Bypassed { reason: "a test".into() };
+    c.heard(&host("a"), bypassed.clone(), 100);
+    c.acknowledged(&host("b"), &ack(&[]), 100);
+    let of = |c: &Convergence, name: &str| c.standing(&host(name), 130).map(|standing| (standing.state, standing.heard_ms_ago));
+    assert_eq!(of(&c, "a"), Some((bypassed.clone(), 30)));
+    assert_eq!(of(&c, "b"), Some((HostState::Enforcing, 30)));
+    assert_eq!(c.hosts(), 0, "nobody waits for it");
+    c.committed(&committed(10, 8, &[("a", &[(1, 11)])]), 120);
+    assert_eq!(behind(&c, 8, 120), ["a bypassed: a test"]);
+    assert_eq!(of(&c, "a"), Some((bypassed, 30)));
+    for i in 0..=STRANGERS_MAX {
+        c.heard(&host(&format!("s{i}")), HostState::Enforcing, 200);
+    }
+    assert_eq!(c.strangers.len(), STRANGERS_MAX);
+    c.heard(&host("late"), HostState::Enforcing, 200 + STRANGER_FORGOTTEN_MS);
+    assert_eq!(c.strangers.len(), 1, "who is gone makes room");
+}
+
+/// CATALOG was restored under a stream TOPICS that lived on: a new change with an old number was called enforced at once.
+#[test]
+fn a_catalogue_that_counts_anew_ends_what_was_known_by_number() {
+    let mut c = Convergence::new(Settings::default());
+    c.committed(&committed(20, 100, &[("a", &[(1, 21)])]), 0);
+    c.acknowledged(&host("a"), &ack(&[(1, 21)]), 0);
+    assert!(is_done(&c, 100));
+    c.committed(&committed(30, 12, &[("a", &[(1, 31)])]), 0);
+    assert!(!is_done(&c, 12), "nobody has it yet");
+    assert!(c.progress(100, 0).is_none(), "it is not known of this catalogue");
 }

@@ -10,6 +10,7 @@ use futures::StreamExt;
 use groupcast_bus_config::{streams, subjects};
 
 use crate::node::{Fate, Head, Publish, Records};
+use crate::term::{BadTerm, Reserved};
 
 /// What a leader's batch is refused with when another lead message came first.
 const WRONG_LAST_SEQUENCE: u64 = 10_071;
@@ -118,27 +119,30 @@ impl Js {
         }
     }
 
-    /// The highest term anybody reserved, and the sequence it stands at; zeros when none was. `None` when the bus does not answer.
-    async fn stored_term(&self) -> Option<(u64, u64)> {
+    /// What anybody reserved, and the sequence it stands at; zeros when nobody did. `None` when the bus does not answer.
+    async fn stored_term(&self) -> Option<(Result<Reserved, BadTerm>, u64)> {
         let stream = self.context.get_stream_no_info(streams::CATALOG.name).await.ok()?;
         match stream.get_last_raw_message_by_subject(subjects::CATALOG_TERM).await {
-            Ok(message) => Some((std::str::from_utf8(&message.payload).ok()?.parse().ok()?, message.sequence)),
-            Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => Some((0, 0)),
+            Ok(message) => Some((Reserved::decode(&message.payload), message.sequence)),
+            Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => Some((Ok(Reserved::default()), 0)),
             Err(_) => None,
         }
     }
 
     pub async fn read_term(&self) -> Option<u64> {
-        self.stored_term().await.map(|(term, _)| term)
+        Some(self.stored_term().await?.0.ok()?.term())
     }
 
     /// Stores a term higher than any before; `None` when another controller was faster or the bus does not answer.
-    pub async fn reserve_term(&self, at_least: u64) -> Option<u64> {
-        let (stored, sequence) = self.stored_term().await?;
-        let term = at_least.max(stored.checked_add(1)?);
-        let publish = PublishMessage::build().payload(term.to_string().into()).expected_last_subject_sequence(sequence);
-        self.context.send_publish(subjects::CATALOG_TERM, publish).await.ok()?.await.ok()?;
-        Some(term)
+    pub async fn reserve_term(&self, at_least: u64, new_life: bool) -> Result<Option<Reserved>, BadTerm> {
+        let Some((stored, sequence)) = self.stored_term().await else { return Ok(None) };
+        let reserved = stored?.next(at_least, new_life)?;
+        let publish = PublishMessage::build().payload(reserved.encode().into()).expected_last_subject_sequence(sequence);
+        let stored = match self.context.send_publish(subjects::CATALOG_TERM, publish).await {
+            Ok(sent) => sent.await.is_ok(),
+            Err(_) => false,
+        };
+        Ok(stored.then_some(reserved))
     }
 
     /// The last message of every subject.

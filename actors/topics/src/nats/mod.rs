@@ -1,9 +1,11 @@
 //! The network side of the machines, over async-nats: the only module here that knows sockets and clocks.
 
+mod ears;
 mod js;
 mod node;
 mod order;
 mod reader;
+mod unheard;
 
 use std::time::Instant;
 
@@ -11,7 +13,8 @@ use groupcast_bus_config::{connect, subjects};
 use groupcast_policy::topic::Topic;
 
 pub use async_nats::{Client, Subscriber};
-pub use node::{Compile, NodeHandle, compiled, spawn_node};
+pub use ears::{DEAF_AFTER, Ears, HEARD_MAX, Hearing, Kind, Tallied};
+pub use node::{Compile, NodeHandle, compiled, spawn_node, spawn_node_hearing};
 pub use reader::{Hooks, OnCommit, ReaderHandle, request, spawn_reader};
 
 /// Whether requests have a chance to be answered.

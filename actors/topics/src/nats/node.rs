@@ -7,17 +7,16 @@ use async_nats::{Client, HeaderMap, Message, Subject};
 use futures::StreamExt;
 use groupcast_bus_config::{connect, subjects};
 use groupcast_messages::{Ack, Beat};
+use groupcast_policy::ids::HostId;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::js::Js;
-use super::{Clock, Link, MAILBOX_MAX, Republished, link, topic_of};
+use super::{Clock, Ears, Kind, Link, MAILBOX_MAX, Republished, link, topic_of};
 use crate::batch::{Proposal, Refused};
 use crate::convergence::{self, Convergence};
-use crate::node::{Committed, Desired, Effect, Event, Fate, Head, Node, Records, Request, Settings};
-
-/// Controllers share the hosts' requests.
-const SERVICE_GROUP: &str = "snap";
+use crate::node::{Committed, Desired, Effect, Event, Fate, Head, Incident, Node, Records, Request, Settings};
+use crate::term::{BadTerm, Reserved};
 
 /// Names the controller that sends an answer to another: the one who asked follows the first that answers.
 const FROM: &str = "Gc-From";
@@ -38,6 +37,7 @@ type Inspect = Box<dyn FnOnce(&mut Node, &mut Convergence) + Send>;
 enum Command {
     Propose(Proposal, oneshot::Sender<Result<Committed, Refused>>),
     Inspect(Inspect),
+    Fit(bool),
     Resign,
 }
 
@@ -71,6 +71,20 @@ impl NodeHandle {
         answered.await.ok()
     }
 
+    /// CATALOG is another stream than before, and counts changes anew.
+    pub async fn renumbered(&self) {
+        let forget = |node: &mut Node, convergence: &mut Convergence| {
+            node.renumbered();
+            convergence.renumbered();
+        };
+        let _ = self.inspect(forget).await; // a node that ended says nothing of any change
+    }
+
+    /// Whether this controller reads what it would publish: one that does not lets go of the leadership, and does not take it.
+    pub async fn fit(&self, fit: bool) {
+        let _ = self.commands.send(Command::Fit(fit)).await; // a node that ended leads nobody
+    }
+
     /// Lets go of the leadership in an orderly way, and does not take it again.
     pub async fn resign(&self) {
         let _ = self.commands.send(Command::Resign).await;
@@ -88,7 +102,22 @@ impl Drop for NodeHandle {
     }
 }
 
+/// On one connection, for worlds in which no host sends too much.
 pub fn spawn_node(
+    client: Client,
+    events: connect::Events,
+    settings: Settings,
+    replicas: usize,
+    seed: u64,
+    compile: Compile,
+) -> NodeHandle {
+    let ears = Ears::sharing(client.clone());
+    spawn_node_hearing(ears, client, events, settings, replicas, seed, compile)
+}
+
+/// `client` carries what controllers and streams say, `ears` what hosts say.
+pub fn spawn_node_hearing(
+    ears: Ears,
     client: Client,
     events: connect::Events,
     settings: Settings,
@@ -103,6 +132,7 @@ pub fn spawn_node(
     let shell = Shell {
         name: settings.name.clone(),
         node: Node::new(settings, seed),
+        ears,
         client,
         js,
         convergence: Convergence::new(convergence::Settings::default()),
@@ -128,7 +158,7 @@ pub fn spawn_node(
 /// Answers of requests made on the side.
 enum Done {
     Head(Option<Head>),
-    Term(Option<u64>),
+    Term(Result<Option<Reserved>, BadTerm>),
     TermRead(Option<u64>),
     LifeBegun(bool),
     Published(u64, Fate),
@@ -145,6 +175,7 @@ enum ReplyTo {
 struct Shell {
     name: String,
     node: Node,
+    ears: Ears,
     client: Client,
     js: Js,
     convergence: Convergence,
@@ -172,10 +203,10 @@ impl Shell {
         let clock = Clock::start();
         self.replica_inbox = self.client.new_inbox();
         let mut topics = self.client.subscribe(subjects::READ_ALL).await?;
-        let mut snapshots = self.client.queue_subscribe(subjects::SNAP_ALL, SERVICE_GROUP.to_owned()).await?;
-        let mut checks = self.client.queue_subscribe(subjects::ENTROPY_ALL, SERVICE_GROUP.to_owned()).await?;
-        let mut acks = self.client.subscribe(subjects::ACK_ALL).await?;
-        let mut beats = self.client.subscribe(subjects::BEAT_ALL).await?;
+        let mut snapshots = self.ears.listen(Kind::Snapshots).await?;
+        let mut checks = self.ears.listen(Kind::Checks).await?;
+        let mut acks = self.ears.listen(Kind::Acks).await?;
+        let mut beats = self.ears.listen(Kind::Beats).await?;
         let mut peers = self.client.subscribe(subjects::REPLICA).await?;
         let mut peer_answers = self.client.subscribe(self.replica_inbox.clone()).await?;
         let mut elections = self.client.subscribe(subjects::TOPICS_LEADER_ELECTED).await?;
@@ -196,7 +227,8 @@ impl Shell {
                 },
                 Some(done) = done.recv() => match done {
                     Done::Head(head) => self.node.handle(Event::Head(head), now()),
-                    Done::Term(term) => self.node.handle(Event::TermReserved(term), now()),
+                    Done::Term(Ok(reserved)) => self.node.handle(Event::TermReserved(reserved), now()),
+                    Done::Term(Err(why)) => self.node.handle(Event::NoTerm(why), now()),
                     Done::TermRead(term) => self.node.handle(Event::TermRead(term), now()),
                     Done::LifeBegun(begun) => self.node.handle(Event::LifeBegun(begun), now()),
                     Done::Published(batch, fate) => self.node.handle(Event::Published { batch, fate }, now()),
@@ -217,20 +249,19 @@ impl Shell {
                         look(&mut self.node, &mut self.convergence);
                         continue;
                     }
+                    Some(Command::Fit(fit)) => self.node.handle(Event::Fit(fit), now()),
                     Some(Command::Resign) => self.node.handle(Event::Resign, now()),
                 },
-                Some(message) = snapshots.next() => self.host_request(&message, now()),
-                Some(message) = checks.next() => self.host_request(&message, now()),
-                Some(message) = acks.next() => {
-                    if let (Some(host), Ok(ack)) = (subjects::host_of(&message.subject), Ack::decode(&message.payload)) {
+                Some((host, message)) = snapshots.recv() => self.host_request(host, &message, now()),
+                Some((host, message)) = checks.recv() => self.host_request(host, &message, now()),
+                Some((host, message)) = acks.recv() => {
+                    if let Ok(ack) = Ack::decode(&message.payload) {
                         self.convergence.acknowledged(&host, &ack, now());
-                        self.node.handle(Event::TermSeen(ack.term), now())
-                    } else {
-                        continue;
                     }
+                    continue;
                 }
-                Some(message) = beats.next() => {
-                    if let (Some(host), Ok(beat)) = (subjects::host_of(&message.subject), Beat::decode(&message.payload)) {
+                Some((host, message)) = beats.recv() => {
+                    if let Ok(beat) = Beat::decode(&message.payload) {
                         self.convergence.heard(&host, beat.state, now());
                     }
                     continue;
@@ -264,10 +295,8 @@ impl Shell {
         }
     }
 
-    /// The host is who the subject says: the bus lets it publish under its own name only.
-    fn host_request(&mut self, message: &Message, now_ms: u64) -> Vec<Effect> {
+    fn host_request(&mut self, host: HostId, message: &Message, now_ms: u64) -> Vec<Effect> {
         let token = message.headers.as_ref().and_then(|headers| headers.get(subjects::ANSWER_TOKEN)).map(|token| token.as_str());
-        let Some(host) = subjects::host_of(&message.subject) else { return Vec::new() };
         let Some(answer) = token.and_then(|token| subjects::answer(&host, token)) else { return Vec::new() };
         let payload = message.payload.to_vec();
         let request = match message.subject == subjects::snap(&host).as_str().into() {
@@ -312,9 +341,9 @@ impl Shell {
                     let (js, done) = (self.js.clone(), self.done.clone());
                     tokio::spawn(async move { done.send(Done::Head(js.read_head().await)) });
                 }
-                Effect::ReserveTerm { at_least } => {
+                Effect::ReserveTerm { at_least, new_life } => {
                     let (js, done) = (self.js.clone(), self.done.clone());
-                    tokio::spawn(async move { done.send(Done::Term(js.reserve_term(at_least).await)) });
+                    tokio::spawn(async move { done.send(Done::Term(js.reserve_term(at_least, new_life).await)) });
                 }
                 Effect::BeginLife { first } => {
                     let (js, done) = (self.js.clone(), self.done.clone());
@@ -373,6 +402,7 @@ impl Shell {
                         let _ = answer.send(Err(why));
                     }
                 }
+                Effect::Report(Incident::BadTerm(why)) => tracing::error!(name = %self.name, "nobody can lead: {why}"),
                 Effect::Report(incident) => tracing::debug!(name = %self.name, ?incident, "repairing"),
             }
         }

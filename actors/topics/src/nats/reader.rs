@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::order::Ordered;
+use super::unheard::{Advice, Question, Unheard};
 use super::{Clock, Link, MAILBOX_MAX, link};
 use crate::reader::{Commit, Effect, Event, Incident, Reader, Settings, together};
 
@@ -108,7 +109,8 @@ pub fn spawn_reader(
     let reader = Reader::new(host.clone(), settings, seed);
     let (flushed_sender, flushed) = mpsc::unbounded_channel();
     let hooks = hooks.into();
-    let shell = Shell { client, host, reader, hooks, topics: Ordered::default(), cut: cut_sender, flushed: flushed_sender };
+    let (topics, unheard) = (Ordered::default(), Unheard::default());
+    let shell = Shell { client, host, reader, hooks, topics, cut: cut_sender, flushed: flushed_sender, unheard };
     let task = tokio::spawn(async move {
         if let Err(error) = shell.run(events, inbox, flushed).await {
             tracing::error!(%error, "the topic reader ended: the connection is closed");
@@ -125,6 +127,7 @@ struct Shell {
     topics: Ordered,
     cut: watch::Sender<Option<Cut>>,
     flushed: mpsc::UnboundedSender<u64>,
+    unheard: Unheard,
 }
 
 impl Shell {
@@ -143,8 +146,12 @@ impl Shell {
                 state = link(&mut events) => match state {
                     Link::Closed => return Ok(()),
                     Link::Same => continue,
-                    Link::Up => self.reader.handle(Event::Connected, clock.now_ms()),
+                    Link::Up => {
+                        self.unheard.moved();
+                        self.reader.handle(Event::Connected, clock.now_ms())
+                    }
                     Link::Down => {
+                        self.unheard.moved();
                         // The client would subscribe them all by itself: the reader says when.
                         self.topics = Ordered::default();
                         self.reader.handle(Event::Disconnected, clock.now_ms())
@@ -160,7 +167,7 @@ impl Shell {
                     }
                     effects
                 }
-                Some(message) = answers.next() => match subjects::answer_token(&message.subject) {
+                Some(message) = answers.next() => match self.answered(&message.subject) {
                     Some(ENTROPY_TOKEN) => self.reader.handle(Event::EntropyAnswer(&message.payload), clock.now_ms()),
                     Some(SNAPSHOT_TOKEN) => self.reader.handle(Event::Answer(&message.payload), clock.now_ms()),
                     token => {
@@ -179,10 +186,24 @@ impl Shell {
                     Some(Command::State(state)) => self.reader.handle(Event::State(state), clock.now_ms()),
                     Some(Command::Refresh) => self.reader.handle(Event::Refresh, clock.now_ms()),
                 },
+                () = clock.until(self.unheard.deadline_ms()) => match self.unheard.tick(clock.now_ms()) {
+                    Some(Advice::AskAgain) => self.reader.handle(Event::Refresh, clock.now_ms()),
+                    Some(Advice::Leave) => {
+                        events.leave(&self.client, "no controller answers there").await;
+                        continue;
+                    }
+                    None => continue,
+                },
                 () = clock.until(self.reader.deadline_ms()) => self.reader.handle(Event::Tick, clock.now_ms()),
             };
             self.perform(effects, &clock).await?;
         }
+    }
+
+    /// By whatever it is, somebody is there.
+    fn answered<'a>(&mut self, subject: &'a str) -> Option<&'a str> {
+        self.unheard.heard();
+        subjects::answer_token(subject)
     }
 
     async fn perform(&mut self, effects: Vec<Effect>, clock: &Clock) -> Result<(), async_nats::Error> {
@@ -215,8 +236,14 @@ impl Shell {
                         let _ = flushed.send(number);
                     });
                 }
-                Effect::Ask(payload) => request(&self.client, subjects::snap(&self.host), SNAPSHOT_TOKEN, payload).await?,
-                Effect::Entropy(payload) => request(&self.client, subjects::entropy(&self.host), ENTROPY_TOKEN, payload).await?,
+                Effect::Ask(payload) => {
+                    self.unheard.asked(Question::Request, clock.now_ms());
+                    request(&self.client, subjects::snap(&self.host), SNAPSHOT_TOKEN, payload).await?;
+                }
+                Effect::Entropy(payload) => {
+                    self.unheard.asked(Question::Comparison, clock.now_ms());
+                    request(&self.client, subjects::entropy(&self.host), ENTROPY_TOKEN, payload).await?;
+                }
                 Effect::Ack(payload) => self.client.publish(subjects::ack(&self.host), payload.into()).await?,
                 Effect::Commit(commit) => {
                     let in_force = (self.hooks.commit)(&self.reader, &commit);

@@ -2,7 +2,7 @@
 //! stream that was lost is rebuilt before anything else.
 //!
 //! Terms are reserved in CATALOG by compare-and-swap before they are used, so no two nodes ever publish under one term, also when
-//! TOPICS is lost in between.
+//! TOPICS is lost in between. What hosts say about terms raises nothing.
 
 use std::collections::VecDeque;
 
@@ -16,6 +16,7 @@ use super::{Desired, Effect, Incident, Node};
 use crate::Map;
 use crate::batch::Outgoing;
 use crate::replica::Replica;
+use crate::term::{BadTerm, Reserved, life_of};
 
 /// Pause after a compile that failed.
 const REBUILD_RETRY_MS: u64 = 500;
@@ -27,16 +28,6 @@ pub(super) enum Begin {
     Looking,
     Clearing,
 }
-
-/// Where a life of the stream that begins with this term has its first sequence. Leaders are fenced by sequences: a batch of a
-/// leader of the life before, held up on its way, must not find in this one the very sequence it expects. Terms are unique and
-/// rise, so a late request to begin an earlier life removes nothing of a later one.
-fn first_sequence(term: u64) -> u64 {
-    term.saturating_mul(SEQUENCES_PER_LIFE)
-}
-
-/// Seventeen years at two thousand messages a second.
-pub(crate) const SEQUENCES_PER_LIFE: u64 = 1 << 40;
 
 /// What a candidate finds the stream to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,14 +55,14 @@ impl Node {
     pub(super) fn head_for_candidate(&mut self, head: Option<&Option<(u64, Lead)>>, now_ms: u64) {
         let cut = self.replica.cut();
         match head {
-            None => self.follow_again(now_ms, false),
+            None => self.candidate_again(now_ms),
             Some(None) => self.reserve(0, 0, Life::New, now_ms),
             Some(Some((sequence, lead))) => {
                 if *sequence == cut.lead && lead.term == cut.term {
                     let life = match lead.incomplete {
                         false => Life::Whole { since: lead.since },
                         // A claim of the past that found the stream empty: the sequences are not this life's own.
-                        true if *sequence < first_sequence(lead.since) => Life::New,
+                        true if life_of(*sequence) == 0 => Life::New,
                         true => Life::Unfinished,
                     };
                     self.reserve(*sequence, lead.batch, life, now_ms);
@@ -89,19 +80,32 @@ impl Node {
 
     pub(super) fn reserve(&mut self, head: u64, after: u64, life: Life, now_ms: u64) {
         self.role = Role::Reserving { head, after, life, sent_ms: now_ms };
-        self.out.push(Effect::ReserveTerm { at_least: self.term_seen.max(self.replica.cut().term) + 1 });
+        let at_least = self.term_seen.max(self.replica.cut().term).saturating_add(1);
+        self.out.push(Effect::ReserveTerm { at_least, new_life: life == Life::New });
     }
 
-    pub(super) fn term_reserved(&mut self, term: Option<u64>, now_ms: u64) {
+    pub(super) fn term_reserved(&mut self, reserved: Option<Reserved>, now_ms: u64) {
         let Role::Reserving { head, after, life, .. } = self.role else { return };
-        let Some(term) = term else { return self.follow_again(now_ms, false) };
-        self.term_seen = self.term_seen.max(term);
+        let Some(reserved) = reserved else { return self.follow_again(now_ms, false) };
+        self.bad_term = None;
+        self.term_seen = self.term_seen.max(reserved.term());
         match life {
             Life::New => {
-                self.role = Role::Beginning { term, head, after, step: Begin::LookAgain, sent_ms: now_ms };
+                self.role = Role::Beginning { reserved, head, after, step: Begin::LookAgain, sent_ms: now_ms };
                 self.look_again(now_ms);
             }
-            _ => self.claim(term, life, head, after, now_ms),
+            _ => self.claim(reserved.term(), life, head, after, now_ms),
+        }
+    }
+
+    /// Nobody can lead until somebody repairs what is stored.
+    pub(super) fn no_term(&mut self, why: BadTerm, now_ms: u64) {
+        if self.bad_term.as_ref() != Some(&why) {
+            self.out.push(Effect::Report(Incident::BadTerm(why.clone())));
+        }
+        self.bad_term = Some(why);
+        if matches!(self.role, Role::Reserving { .. }) {
+            self.follow_again(now_ms, false);
         }
     }
 
@@ -116,7 +120,7 @@ impl Node {
     }
 
     pub(super) fn head_for_beginning(&mut self, found: Option<&Option<(u64, Lead)>>, now_ms: u64) {
-        let Role::Beginning { term, head, after, step, .. } = &mut self.role else { return };
+        let Role::Beginning { reserved, head, after, step, .. } = &mut self.role else { return };
         let unclaimed = match found {
             None => false,
             Some(None) => true,
@@ -126,13 +130,13 @@ impl Node {
             return self.follow_again(now_ms, false);
         }
         *step = Begin::Clearing;
-        let first = first_sequence(*term);
+        let first = reserved.first_sequence();
         self.out.push(Effect::BeginLife { first });
     }
 
     pub(super) fn life_begun(&mut self, begun: bool, now_ms: u64) {
-        let Role::Beginning { term, step: Begin::Clearing, .. } = self.role else { return };
-        if begun { self.claim(term, Life::New, 0, 0, now_ms) } else { self.follow_again(now_ms, false) }
+        let Role::Beginning { reserved, step: Begin::Clearing, .. } = self.role else { return };
+        if begun { self.claim(reserved.term(), Life::New, 0, 0, now_ms) } else { self.follow_again(now_ms, false) }
     }
 
     fn claim(&mut self, term: u64, life: Life, head: u64, after: u64, now_ms: u64) {

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use groupcast_messages::{Answer, Ask, Body, Cut, Delta, Lead, TopicRef};
+use groupcast_messages::{Answer, Ask, Body, Cut, Delta, TopicRef};
 use groupcast_policy::doc::Document;
 use groupcast_policy::topic::Topic;
 
 use super::follow::State;
-use super::{Effect, Incident, Node, Records};
+use super::{Effect, Incident, Node, Records, decode_lead};
 use crate::Map;
 use crate::replica::{CHAIN, Replica};
 
@@ -114,7 +114,7 @@ impl Node {
             return;
         }
         let head = records.as_ref().and_then(|records| records.head.as_ref());
-        let lead = head.and_then(|(sequence, payload)| Some((*sequence, Lead::decode(payload).ok()?)));
+        let lead = head.and_then(|(sequence, payload)| Some((*sequence, decode_lead(payload)?)));
         let (Some((sequence, lead)), Some(records)) = (lead, records) else {
             return self.follow_anew(now_ms);
         };

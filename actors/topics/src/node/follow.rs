@@ -12,7 +12,7 @@ use groupcast_policy::doc::{Digest, Document};
 use groupcast_policy::topic::Topic;
 
 use super::fetch::Parts;
-use super::{Desired, Effect, Incident, Node};
+use super::{Desired, Effect, Incident, Node, decode_lead};
 use crate::batch::Proposal;
 use crate::replica::{PublishedDelta, Replica};
 
@@ -111,7 +111,7 @@ impl Node {
     }
 
     pub(super) fn lead_arrived(&mut self, sequence: u64, previous: u64, payload: &[u8], now_ms: u64) {
-        let Ok(lead) = Lead::decode(payload) else {
+        let Some(lead) = decode_lead(payload) else {
             self.out.push(Effect::Report(Incident::Malformed { at: sequence }));
             return;
         };

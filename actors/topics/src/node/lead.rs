@@ -8,13 +8,25 @@ use groupcast_messages::Lead;
 
 use super::claim::{Begin, Life, Rebuilding};
 use super::flight::{Flight, FlightState, Verdict, Wanted};
-use super::{Effect, Node};
+use super::{Effect, Node, Settings};
 use crate::batch::{PROPOSALS_MAX, Proposal, Refused};
 use crate::random::Random;
 use crate::replica::Replica;
+use crate::term::Reserved;
 
+/// A leader that does not read what it would publish lets go after this time: shorter, and every restart of a server would change the leader.
+pub const UNFIT_LEADS_MAX_MS: u64 = 2_000;
+/// A leader that could not renew for so many leases, or requests that went unanswered, leads no more: others have long taken its place.
+const UNRENEWED_MAX: u64 = 2;
 /// Pause after a read of the head that failed.
 const HEAD_RETRY_MS: u64 = 50;
+
+impl Settings {
+    /// How long a leader goes on that cannot renew.
+    fn unrenewed_max_ms(&self) -> u64 {
+        UNRENEWED_MAX * self.lease_ms.max(self.request_timeout_ms)
+    }
+}
 
 #[derive(Debug)]
 pub(super) enum Role {
@@ -34,7 +46,7 @@ pub(super) enum Role {
     },
     /// The stream is new and is made to begin at sequences that no life before had, unless somebody has claimed it meanwhile.
     Beginning {
-        term: u64,
+        reserved: Reserved,
         head: u64,
         after: u64,
         step: Begin,
@@ -191,6 +203,7 @@ impl Node {
                 if over
                     && self.contest.not_before_ms <= now_ms
                     && self.settings.candidate
+                    && self.unfit_ms.is_none()
                     && self.follow.is_synced()
                     && self.read_head(now_ms)
                 {
@@ -207,6 +220,16 @@ impl Node {
             Role::Claiming { flight, .. } => {
                 let wanted = flight.tick(now_ms, timeout);
                 self.act_on_flight(wanted, now_ms);
+            }
+            Role::Leading(reign) if reign.renewed_ms + self.settings.unrenewed_max_ms() <= now_ms => {
+                // Most often the stream itself has no leader, and nobody took over: the head tells, and there is no lease to wait for.
+                self.follow_again(now_ms, true)
+            }
+            Role::Leading(reign)
+                if !reign.resigning && self.unfit_ms.is_some_and(|since| since + UNFIT_LEADS_MAX_MS <= now_ms) =>
+            {
+                reign.resigning = true;
+                self.send_next(now_ms);
             }
             Role::Leading(reign) => {
                 if let Some(rebuilding) = &mut reign.rebuilding
@@ -234,7 +257,9 @@ impl Node {
     pub(super) fn lead_deadline(&self) -> Option<u64> {
         let timeout = self.settings.request_timeout_ms;
         match &self.role {
-            Role::Following { since_ms, vacant } if self.settings.candidate && self.follow.is_synced() => {
+            Role::Following { since_ms, vacant }
+                if self.settings.candidate && self.unfit_ms.is_none() && self.follow.is_synced() =>
+            {
                 // A head read under way delays it; its own deadline wakes this node then.
                 let over_ms = if *vacant { 0 } else { since_ms + self.settings.lease_ms };
                 self.head_read_ms.is_none().then(|| over_ms.max(self.contest.not_before_ms))
@@ -253,9 +278,23 @@ impl Node {
                     },
                 };
                 let again = reign.rebuilding.as_ref().and_then(|rebuilding| rebuilding.again_ms);
-                next.into_iter().chain(again).min()
+                let unfit = self.unfit_ms.filter(|_| !reign.resigning).map(|since| since + UNFIT_LEADS_MAX_MS);
+                let unrenewed = Some(reign.renewed_ms + self.settings.unrenewed_max_ms());
+                next.into_iter().chain(again).chain(unfit).chain(unrenewed).min()
             }
         }
+    }
+
+    /// A leader whose connection is lost longer than its lease has been replaced, or will be: it must not say that it leads.
+    pub(super) fn tick_cut_off(&mut self, now_ms: u64) {
+        if self.cut_off_deadline().is_some_and(|deadline| deadline <= now_ms) {
+            self.follow_again(now_ms, false);
+        }
+    }
+
+    pub(super) fn cut_off_deadline(&self) -> Option<u64> {
+        let since = self.cut_off_ms.filter(|_| self.holds_lead())?;
+        Some(since + self.settings.lease_ms)
     }
 
     pub(super) fn act_on_flight(&mut self, wanted: Wanted, now_ms: u64) {
@@ -328,6 +367,14 @@ impl Node {
             }
             _ => {}
         }
+    }
+
+    /// The head could not be read, which says nothing about who leads: it is read again, and the lease, which is over, is not waited for once
+    /// more. Elections of the stream's leader take longer than it.
+    pub(super) fn candidate_again(&mut self, now_ms: u64) {
+        self.role = Role::Following { since_ms: now_ms, vacant: true };
+        self.contest.not_before_ms = now_ms + HEAD_RETRY_MS;
+        self.drain(now_ms);
     }
 
     pub(super) fn follow_again(&mut self, now_ms: u64, vacant: bool) {

@@ -6,16 +6,18 @@
 mod applied;
 mod claim;
 mod fetch;
+#[cfg(test)]
+mod fit_tests;
 mod flight;
 mod follow;
 mod lead;
+mod leader;
 mod publish;
 mod serve;
 #[cfg(test)]
 mod tests;
 
 use crate::Map;
-pub(crate) use claim::SEQUENCES_PER_LIFE;
 use std::sync::Arc;
 
 use groupcast_messages::{Cut, Lead};
@@ -27,8 +29,10 @@ use groupcast_policy::topic::{Topic, TopicHash};
 use crate::batch::{Proposal, Refused};
 use crate::random::Random;
 use crate::replica::Replica;
+use crate::term::{BadTerm, Reserved, TERM_MAX};
 use follow::Follow;
 use lead::{Contest, Role};
+pub use leader::{Leader, Vacancy};
 use serve::Serve;
 
 /// Bytes of one message of an answer. Servers carry as many bytes in messages of this size with a third less processor time than in
@@ -143,7 +147,9 @@ pub enum Event<'a> {
     /// Answer to [`Effect::ReadHead`]; `None` when it could not be read.
     Head(Option<Head>),
     /// Answer to [`Effect::ReserveTerm`]; `None` when somebody else was faster or the bus did not answer.
-    TermReserved(Option<u64>),
+    TermReserved(Option<Reserved>),
+    /// Answer to [`Effect::ReserveTerm`] too: what CATALOG says leaves none to reserve.
+    NoTerm(BadTerm),
     /// Answer to [`Effect::BeginLife`].
     LifeBegun(bool),
     /// Answer to [`Effect::ReadTerm`]; `None` when it could not be read.
@@ -168,10 +174,10 @@ pub enum Event<'a> {
         request: Request,
     },
     Propose(Proposal),
+    /// Whether this controller reads what it would publish. One that does not must not lead: it would hold the lease and publish nothing.
+    Fit(bool),
     /// Let go of the leadership in an orderly way.
     Resign,
-    /// A host has seen this term.
-    TermSeen(u64),
     Tick,
 }
 
@@ -179,9 +185,11 @@ pub enum Event<'a> {
 pub enum Effect {
     /// From the stream leader, never by direct get.
     ReadHead,
-    /// Store a term of at least this in CATALOG by compare-and-swap, higher than what is there.
+    /// Store a term of at least this in CATALOG by compare-and-swap, higher than what is there; with another life for a stream that is
+    /// new.
     ReserveTerm {
         at_least: u64,
+        new_life: bool,
     },
     /// Clear the stream, and have it go on at this sequence or above.
     BeginLife {
@@ -277,6 +285,13 @@ pub enum Incident {
     Rebuilding {
         term: u64,
     },
+    /// No term can be reserved.
+    BadTerm(BadTerm),
+}
+
+/// `None` also of one with a term that nobody can lead with.
+fn decode_lead(payload: &[u8]) -> Option<Lead> {
+    Lead::decode(payload).ok().filter(|lead| lead.term < TERM_MAX)
 }
 
 #[derive(Debug)]
@@ -284,6 +299,10 @@ pub struct Node {
     settings: Settings,
     random: Random,
     connected: bool,
+    /// Since when the connection is lost, if it is.
+    cut_off_ms: Option<u64>,
+    /// Since when this controller does not read what it would publish, if it does not.
+    unfit_ms: Option<u64>,
     replica: Replica,
     /// Who follows what; built when first needed.
     followers: Option<Followers>,
@@ -294,8 +313,11 @@ pub struct Node {
     role: Role,
     contest: Contest,
     serve: Serve,
-    /// The highest term heard of anywhere.
+    /// The highest term that lead messages name or this node reserved. Never one that a host names.
     term_seen: u64,
+    /// Why no term could be reserved the last time.
+    bad_term: Option<BadTerm>,
+    leader: Option<Leader>,
     /// When the head read under way was sent.
     head_read_ms: Option<u64>,
     /// The number of the last [`Effect::WantDesired`]: an answer to an earlier one may lack what was written since.
@@ -316,6 +338,8 @@ impl Node {
             settings,
             random: Random::new(seed),
             connected: false,
+            cut_off_ms: None,
+            unfit_ms: None,
             replica: Replica::default(),
             followers: None,
             former_followers: None,
@@ -324,6 +348,8 @@ impl Node {
             contest: Contest::default(),
             serve: Serve::default(),
             term_seen: 0,
+            bad_term: None,
+            leader: None,
             head_read_ms: None,
             desired_ask: 0,
             progress: (0, 0),
@@ -338,11 +364,15 @@ impl Node {
         match event {
             Event::Connected => {
                 self.connected = true;
+                self.cut_off_ms = None;
                 self.head_read_ms = None;
                 self.resync(now_ms);
                 self.lead_reconnected(now_ms);
             }
-            Event::Disconnected => self.connected = false,
+            Event::Disconnected => {
+                self.connected = false;
+                self.cut_off_ms.get_or_insert(now_ms);
+            }
             Event::Lost => self.resync(now_ms),
             Event::Lead { sequence, previous, payload } => self.lead_arrived(sequence, previous, payload, now_ms),
             Event::Delta { topic, sequence, payload } => self.delta_arrived(topic, sequence, payload, now_ms),
@@ -351,7 +381,8 @@ impl Node {
                     self.head_read(head, sent_ms, now_ms);
                 }
             }
-            Event::TermReserved(term) => self.term_reserved(term, now_ms),
+            Event::TermReserved(reserved) => self.term_reserved(reserved, now_ms),
+            Event::NoTerm(why) => self.no_term(why, now_ms),
             Event::LifeBegun(begun) => self.life_begun(begun, now_ms),
             Event::TermRead(term) => self.term_read(term, now_ms),
             Event::Published { batch, fate } => self.published(batch, fate, now_ms),
@@ -361,8 +392,8 @@ impl Node {
             Event::Desired { ask, desired } => self.desired(ask, desired, now_ms),
             Event::Request { id, request } => self.request(id, request, now_ms),
             Event::Propose(proposal) => self.propose(proposal, now_ms),
+            Event::Fit(fit) => self.unfit_ms = if fit { None } else { self.unfit_ms.or(Some(now_ms)) },
             Event::Resign => self.resign(now_ms),
-            Event::TermSeen(term) => self.term_seen = self.term_seen.max(term),
             Event::Tick => {}
         }
         self.tick(now_ms);
@@ -370,6 +401,10 @@ impl Node {
     }
 
     pub fn deadline_ms(&self) -> Option<u64> {
+        if !self.connected {
+            // Nothing else can be done, however long it is due.
+            return self.cut_off_deadline();
+        }
         let head = self.head_read_ms.map(|sent| sent + self.settings.request_timeout_ms);
         let times = [head, self.follow_deadline(), self.lead_deadline(), self.serve_deadline()];
         times.into_iter().flatten().min()
@@ -433,6 +468,11 @@ impl Node {
         }
     }
 
+    /// CATALOG is another stream: what was reflected of the one before says nothing about it.
+    pub fn renumbered(&mut self) {
+        (self.progress.0, self.reflected) = (0, None);
+    }
+
     /// Proposals that wait or are in flight.
     pub fn queued(&self) -> usize {
         match &self.role {
@@ -443,7 +483,7 @@ impl Node {
 
     fn tick(&mut self, now_ms: u64) {
         if !self.connected {
-            return;
+            return self.tick_cut_off(now_ms);
         }
         if self.head_read_ms.is_some_and(|sent| sent + self.settings.request_timeout_ms <= now_ms) {
             self.head_read_ms = None;
@@ -456,6 +496,7 @@ impl Node {
 
     /// A lead message was seen, in whatever way.
     fn heard_of(&mut self, lead: &Lead) {
+        self.leader_heard(lead);
         if lead.term >= self.term_seen && !self.holds_lead() {
             self.progress = (lead.catalog, lead.registry);
         }
@@ -482,9 +523,9 @@ impl Node {
         let head: Option<Option<(u64, Lead)>> = match head {
             None => None,
             Some(None) => Some(None),
-            Some(Some((sequence, payload))) => match Lead::decode(&payload) {
-                Ok(lead) => Some(Some((sequence, lead))),
-                Err(_) => {
+            Some(Some((sequence, payload))) => match decode_lead(&payload) {
+                Some(lead) => Some(Some((sequence, lead))),
+                None => {
                     self.out.push(Effect::Report(Incident::Malformed { at: sequence }));
                     None
                 }

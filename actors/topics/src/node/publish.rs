@@ -116,7 +116,7 @@ impl Node {
                     self.out.push(Effect::Report(Incident::NotContiguous));
                     return self.decide(Some(Verdict::Deposed), now_ms);
                 }
-                self.decide(Some(Verdict::Committed { lead: last + 1 - expected }), now_ms);
+                self.decide(Some(Verdict::Committed { lead: last - (expected - 1) }), now_ms);
             }
             Fate::Undecided => {
                 if flight.undecided(now_ms, retry_ms, stuck_ms) {
@@ -152,6 +152,7 @@ impl Node {
     pub(super) fn committed(&mut self, lead: u64, now_ms: u64) {
         match std::mem::replace(&mut self.role, Role::Candidate) {
             Role::Claiming { term, since, life, flight } => {
+                self.leader_heard(&flight.batch.lead);
                 self.role =
                     Role::Confirming { term, since, life, head: lead, head_batch: flight.batch.lead.batch, sent_ms: now_ms };
                 self.out.push(Effect::ReadTerm);
@@ -159,6 +160,7 @@ impl Node {
             }
             Role::Leading(mut reign) => {
                 let Some(flight) = reign.flight.take() else { return };
+                self.leader_heard(&flight.batch.lead);
                 reign.head = lead;
                 reign.head_batch = flight.batch.lead.batch;
                 reign.verify_at_ms = None;

@@ -22,13 +22,15 @@ fn proposal(number: u64, edits: Vec<(Topic, Edit)>) -> Proposal {
 }
 
 /// Plays an empty bus until the node leads.
-fn leading() -> Node {
+pub(super) fn leading() -> Node {
     let mut node = Node::new(Settings::default(), 1);
     let mut open: std::collections::VecDeque<Effect> = node.handle(Event::Connected, 1).into();
     while let Some(effect) = open.pop_front() {
         open.extend(match effect {
             Effect::ReadHead => node.handle(Event::Head(Some(None)), 1),
-            Effect::ReserveTerm { at_least } => node.handle(Event::TermReserved(Some(at_least)), 1),
+            Effect::ReserveTerm { at_least, new_life } => {
+                node.handle(Event::TermReserved(Reserved::default().next(at_least, new_life).ok()), 1)
+            }
             Effect::BeginLife { .. } => node.handle(Event::LifeBegun(true), 1),
             Effect::ReadTerm => node.handle(Event::TermRead(Some(1)), 1),
             Effect::WantDesired { ask } => node.handle(Event::Desired { ask, desired: Some(Desired::default()) }, 1),
@@ -87,15 +89,46 @@ fn waiting_changes_are_bounded() {
 #[test]
 fn waiting_requests_are_bounded() {
     let mut node = leading();
-    let host = HostId::new("h").unwrap();
     let ask = |ask| groupcast_messages::Ask { ask, ..Default::default() }.encode();
+    let request = |host: u64, number| Request::Snapshot { host: HostId::new(&format!("h{host}")).unwrap(), payload: ask(number) };
     for id in 0..serve::REQUESTS_MAX as u64 {
-        let effects = node.handle(Event::Request { id, request: Request::Snapshot { host: host.clone(), payload: ask(1) } }, 100);
+        let effects = node.handle(Event::Request { id, request: request(id, 1) }, 100);
         assert!(!effects.iter().any(|effect| matches!(effect, Effect::Reply { .. })));
     }
-    let effects = node.handle(Event::Request { id: 70_000, request: Request::Snapshot { host, payload: ask(7) } }, 100);
+    let effects = node.handle(Event::Request { id: 70_000, request: request(70_000, 7) }, 100);
     let Some(Effect::Reply { id: 70_000, payloads }) = effects.first() else { panic!("{effects:?}") };
     assert!(matches!(groupcast_messages::Answer::decode(&payloads[0]), Ok(groupcast_messages::Answer::Refused { ask: 7, .. })));
+}
+
+/// 65,536 requests of one host, a megabyte each, were kept.
+#[test]
+fn a_host_that_asks_without_end_takes_one_place_of_each_kind_and_its_last_bytes() {
+    let mut node = leading();
+    let host = HostId::new("h").unwrap();
+    // A read of the head is under way, so that what comes now waits.
+    let first = Request::Snapshot { host: HostId::new("other").unwrap(), payload: Vec::new() };
+    node.handle(Event::Request { id: 1, request: first }, 100);
+    for id in 2..20_000 {
+        let payload = vec![0; 1_000];
+        let request = match id % 2 {
+            0 => Request::Snapshot { host: host.clone(), payload },
+            _ => Request::Entropy { host: host.clone(), payload },
+        };
+        let effects = node.handle(Event::Request { id, request }, 100);
+        let told =
+            effects.iter().filter(|effect| matches!(effect, Effect::Reply { payloads, .. } if payloads.is_empty())).count();
+        assert_eq!(told, usize::from(id > 3), "the one before it is forgotten at once");
+    }
+    assert_eq!(node.serve_waiting(), (3, 2_000));
+    let too_large = vec![0; serve::REQUEST_BYTES_MAX + 1];
+    let effects =
+        node.handle(Event::Request { id: 30_000, request: Request::Snapshot { host: host.clone(), payload: too_large } }, 100);
+    let Some(Effect::Reply { id: 30_000, payloads }) = effects.first() else { panic!("{effects:?}") };
+    let told = groupcast_messages::Answer::decode(&payloads[0]);
+    assert!(matches!(&told, Ok(groupcast_messages::Answer::Refused { reason, .. }) if reason.contains("host h")), "{told:?}");
+    let largest = vec![0; serve::REQUEST_BYTES_MAX];
+    node.handle(Event::Request { id: 30_001, request: Request::Snapshot { host, payload: largest } }, 100);
+    assert_eq!(node.serve_waiting(), (3, 1_000 + serve::REQUEST_BYTES_MAX));
 }
 
 #[test]
@@ -144,7 +177,8 @@ fn history_is_bounded_and_a_host_behind_it_gets_the_document() {
     }
     let bytes = |held: u64| {
         let ask = groupcast_messages::Ask { ask: 1, term: 1, held: vec![(topic.hash64(), held)], digests: vec![] };
-        let chunks = node.replica().answer(node.replica().needed_by(&HostId::new("h").unwrap()), &ask, 60_000);
+        let host = HostId::new("h").unwrap();
+        let chunks = node.replica().answer(&host, node.replica().needed_by(&host), &ask, 60_000);
         let Ok(groupcast_messages::Answer::Chunk(chunk)) = groupcast_messages::Answer::decode(&chunks[0]) else { panic!() };
         chunk.entries.into_iter().find(|entry| !matches!(entry.topic, groupcast_messages::TopicRef::Named(_))).unwrap().body
     };
@@ -235,16 +269,17 @@ fn of_requests_that_wait_only_a_hosts_last_of_each_kind_is_answered() {
     let mut node = following(10);
     let host = HostId::new("h").unwrap();
     let check = EntropyCheck { term: 1, hash: 0, topics: 0 }.encode();
+    let mut effects = Vec::new();
     for id in 1..=6 {
         let request = match id % 2 {
             0 => Request::Entropy { host: host.clone(), payload: check.clone() },
             _ => Request::Snapshot { host: host.clone(), payload: groupcast_messages::Ask::default().encode() },
         };
-        node.handle(Event::Request { id, request }, 100);
+        effects.extend(node.handle(Event::Request { id, request }, 100));
     }
     let mut answered = BTreeMap::new();
     let payload = Lead { term: 1, since: 1, batch: 1, ..Default::default() }.encode();
-    let mut effects = node.handle(Event::Head(Some(Some((10, payload.clone())))), 100);
+    effects.extend(node.handle(Event::Head(Some(Some((10, payload.clone())))), 100));
     for _ in 0..6 {
         let replies = effects.iter().filter_map(|effect| match effect {
             Effect::Reply { id, payloads } => Some((*id, !payloads.is_empty())),

@@ -43,12 +43,19 @@ impl Acks {
         self.state_told &= self.state == HostState::Enforcing;
     }
 
+    /// From time to time the usual one too: a word that was lost must not count for ever, and whoever counts since may know nothing.
+    pub fn repeat_state(&mut self) {
+        self.state_told = false;
+    }
+
     fn has_news(&self) -> bool {
         !self.in_force.is_empty() || !self.state_told
     }
 
     pub fn committed(&mut self, topic: TopicHash, revision: u64, commit: u64) {
-        self.committed.insert(topic, (revision, commit));
+        let known = self.committed.entry(topic).or_insert((revision, commit));
+        // Two topics with one hash: a commit brings both, and the higher revision is what is waited for.
+        *known = if known.1 == commit { (known.0.max(revision), commit) } else { (revision, commit) };
     }
 
     pub fn enforced(&mut self, up_to: u64) {

@@ -235,6 +235,7 @@ impl Reader {
                         return Err("a delta in it leads to another digest");
                     }
                     staged.revision = revision;
+                    self.repair.change = self.repair.change.max(delta.change);
                 }
                 self.repair.staged.insert(topic, staged);
             }
@@ -247,6 +248,7 @@ impl Reader {
         let first = self.cut.is_none();
         let mut staged = std::mem::take(&mut self.repair.staged);
         let mut renumbered = std::mem::take(&mut self.repair.renumbered);
+        let change = std::mem::take(&mut self.repair.change);
         let mut commit = self.new_commit(cut);
         for topic in listed.keys() {
             let Some(new) = staged.remove(topic) else {
@@ -276,7 +278,8 @@ impl Reader {
         self.cut = self.cut.max(Some(cut));
         self.distrusted.clear();
         self.repair.succeeded();
-        self.drop_batches_up_to(cut);
+        // A snapshot says of no change; what it contains may have been heard of before, or come as deltas with it.
+        commit.change = change.max(self.drop_batches_up_to(cut));
         commit.dropped = self.unsubscribe_unneeded();
         if first || !commit.edits.is_empty() || !commit.dropped.is_empty() {
             self.out.push(Effect::Commit(commit));

@@ -9,7 +9,7 @@ use groupcast_policy::needs::{Documents, Needs};
 use groupcast_policy::topic::Topic;
 
 use crate::batch::SPREAD_MS_MAX;
-use crate::node::SEQUENCES_PER_LIFE;
+use crate::term::life_of;
 
 use super::{Commit, Effect, Incident, PENDING_DELTAS_MAX, Reader, Store};
 
@@ -184,8 +184,7 @@ impl Reader {
             return Judgement::Incomplete;
         }
         // Of another life of the stream nothing may remain, also where this batch continues what was never published before.
-        let life = |cut: Cut| cut.lead / SEQUENCES_PER_LIFE;
-        let (mut covered, mut restarted) = (0, self.cut.is_some_and(|own| life(own) != life(cut)));
+        let (mut covered, mut restarted) = (0, self.cut.is_some_and(|own| life_of(own.lead) != life_of(cut.lead)));
         for (topic, arrived) in &batch.deltas {
             let Some(held) = self.held.0.get(topic) else { return Judgement::Unsynced };
             if cut.term == self.term() && arrived.revision <= held.revision {
@@ -240,15 +239,16 @@ impl Reader {
     /// Whether everything of the batch that this host follows has arrived.
     fn is_complete(&self, cut: Cut, batch: &Batch) -> bool {
         let mut tallied = false;
+        let is_here = |topic: &Topic| {
+            let beyond = cut.term == self.term() && self.held.revision(topic).is_some_and(|held| held > cut.lead);
+            batch.deltas.contains_key(topic) || beyond
+        };
         for arrived in batch.deltas.values() {
             match &arrived.delta.companions {
                 Companions::Tallied => tallied = true,
                 Companions::Listed(hashes) => {
-                    let missing = hashes.iter().filter_map(|hash| self.by_hash.get(hash)).any(|topic| {
-                        let beyond = cut.term == self.term() && self.held.revision(topic).is_some_and(|held| held > cut.lead);
-                        !batch.deltas.contains_key(topic) && !beyond
-                    });
-                    if missing {
+                    // Of topics with one hash all are waited for: which of them changed is not known.
+                    if !hashes.iter().flat_map(|hash| self.by_hash.of(*hash)).all(is_here) {
                         return false;
                     }
                 }
@@ -324,16 +324,19 @@ impl Reader {
         Commit { number: self.commits, cut, change: 0, edits: Vec::new(), dropped: Vec::new() }
     }
 
-    /// Drops batches that a snapshot at `cut` contains.
-    pub(super) fn drop_batches_up_to(&mut self, cut: Cut) {
+    /// Drops batches that a snapshot at `cut` contains; the highest change that they brought.
+    pub(super) fn drop_batches_up_to(&mut self, cut: Cut) -> u64 {
         let later = match cut.lead.checked_add(1) {
             Some(lead) => self.batches.split_off(&Cut { term: cut.term, lead }),
             None => BTreeMap::new(),
         };
-        self.batches = later;
+        let contained = std::mem::replace(&mut self.batches, later);
+        let changes = contained.values().flat_map(|batch| batch.deltas.values()).map(|arrived| arrived.delta.change);
+        let change = changes.max().unwrap_or(0);
         // Whatever kept them waiting has to be judged anew.
         self.batches.values_mut().for_each(|batch| (batch.asked, batch.blocked) = (false, false));
         self.pending = self.batches.values().map(|batch| batch.deltas.len()).sum();
+        change
     }
 
     /// The lowest batch waits for companions only so long, and the safe part of whatever waits is offered after a while.

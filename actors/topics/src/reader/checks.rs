@@ -76,6 +76,9 @@ impl Reader {
         if self.cut.is_none() {
             return; // the first answer is still to come: nothing to compare
         }
+        if periodic {
+            self.acks.repeat_state();
+        }
         self.checks.quick = recheck;
         self.check();
     }
@@ -85,7 +88,7 @@ impl Reader {
         self.out.push(Effect::Entropy(check.encode()));
     }
 
-    fn entropy(&self) -> u64 {
+    pub(super) fn entropy(&self) -> u64 {
         let items = self.held.0.values().map(|held| entropy_item(held.hash, held.revision));
         items.fold(0, u64::wrapping_add)
     }
@@ -122,7 +125,7 @@ impl Reader {
     /// Whether a revision of this term is missing here.
     fn lacks(&self, mut revisions: impl Iterator<Item = (TopicHash, u64)>) -> bool {
         revisions.any(|(hash, revision)| {
-            let held = self.by_hash.get(&hash).and_then(|topic| self.held.revision(topic));
+            let held = self.by_hash.of(hash).filter_map(|topic| self.held.revision(topic)).max();
             held.is_none_or(|held| held < revision)
         })
     }
@@ -130,6 +133,10 @@ impl Reader {
     /// Convergence says what this host should have by now.
     pub(super) fn nudged(&mut self, payload: &[u8], now_ms: u64) {
         let Ok(nudge) = Nudge::decode(payload) else { return };
+        if let Some(knock) = &mut self.knock {
+            // Whoever misses this host is there to answer.
+            return knock.at_once(now_ms);
+        }
         let term = self.term();
         if nudge.cut.term > term || (nudge.cut.term == term && self.lacks(nudge.should.into_iter())) {
             self.want_ask(now_ms, self.settings.ask_jitter_ms);

@@ -1,7 +1,8 @@
 //! A host that comes back and holds something makes itself known before it subscribes: it has its revisions compared, and whoever answers
 //! that can answer a request. A bus that lost everything is filled again first, topic by topic, and every subscriber would receive all of
 //! it only to ask for the same afterwards. What is held stays in force meanwhile. The price: a round trip, and where an answer is lost, or no
-//! controller is there yet, up to the pause between two attempts in which a change that is published does not reach this host.
+//! controller is there yet, up to the pause between two attempts in which a change that is published does not reach this host. A nudge ends the pause: it comes half a
+//! second after such a change.
 
 use super::Reader;
 
@@ -18,6 +19,11 @@ impl Knock {
 
     pub fn again_ms(&self) -> u64 {
         self.again_ms
+    }
+
+    /// Somebody is there: the long pause that a time without anybody has led to is over.
+    pub fn at_once(&mut self, now_ms: u64) {
+        *self = Self::at(now_ms);
     }
 }
 

@@ -25,6 +25,7 @@ use groupcast_policy::ids::HostId;
 use groupcast_policy::needs::{Documents, Needs};
 use groupcast_policy::topic::{Topic, TopicHash};
 
+use crate::hashes::TopicsByHash;
 use crate::random::Random;
 use acks::Acks;
 use arriving::Batch;
@@ -137,7 +138,7 @@ pub enum Effect {
 pub struct Commit {
     pub number: u64,
     pub cut: Cut,
-    /// The highest change it reflects; 0 when it came from a snapshot.
+    /// The highest change it reflects, as far as it was heard of; 0 when all of it came from a snapshot unannounced.
     pub change: u64,
     /// `None`: the document was replaced, look at [`Reader::document`].
     pub edits: Vec<(Topic, Option<Edit>)>,
@@ -255,7 +256,7 @@ pub struct Reader {
     connected: bool,
     /// With its hash, for the same reason.
     subscribed: Map<Topic, TopicHash>,
-    by_hash: Map<TopicHash, Topic>,
+    by_hash: TopicsByHash,
     flush_sent: u64,
     flush_done: u64,
     held: Store,
@@ -283,7 +284,7 @@ impl Reader {
             random: Random::new(seed),
             connected: false,
             subscribed: Map::default(),
-            by_hash: Map::default(),
+            by_hash: TopicsByHash::default(),
             flush_sent: 0,
             flush_done: 0,
             held: Store::default(),
@@ -439,8 +440,10 @@ impl Reader {
         let mut dropped = Vec::new();
         for topic in unneeded {
             if let Some(hash) = self.subscribed.remove(&topic) {
-                self.by_hash.remove(&hash);
-                self.acks.forget(hash);
+                self.by_hash.remove(hash, &topic);
+                if self.by_hash.of(hash).next().is_none() {
+                    self.acks.forget(hash);
+                }
             }
             self.distrusted.remove(&topic);
             if self.held.0.remove(&topic).is_some() {

@@ -37,6 +37,8 @@ pub(super) struct Repair {
     pub staged: crate::Map<Topic, super::Held>,
     /// Which revisions answers have given to what is held as it is, by its digest.
     pub renumbered: crate::Map<Topic, (u64, Digest)>,
+    /// The highest change among the deltas that answers have brought.
+    pub change: u64,
 }
 
 impl Repair {
@@ -55,6 +57,7 @@ impl Repair {
     pub fn forget(&mut self) {
         self.staged.clear();
         self.renumbered.clear();
+        self.change = 0;
     }
 
     pub fn succeeded(&mut self) {
@@ -126,6 +129,9 @@ impl Reader {
         let number = self.repair.last_number;
         let mut topics: Vec<(TopicHash, &Topic)> = self.subscribed.iter().map(|(topic, hash)| (*hash, topic)).collect();
         topics.sort_unstable();
+        // A hash that several have means none of them: they are sent by name.
+        let several = |hash: TopicHash| self.by_hash.of(hash).nth(1).is_some();
+        let (mut topics, unnamed): (Vec<_>, Vec<_>) = topics.into_iter().partition(|(hash, _)| !several(*hash));
         let (held, digests): (Vec<_>, Vec<Digest>) = topics
             .iter()
             .map(|(hash, topic)| {
@@ -135,6 +141,7 @@ impl Reader {
             .unzip();
         // Whoever holds nothing has nothing to say about it.
         let digests = if held.iter().all(|(_, revision)| *revision == 0) { Vec::new() } else { digests };
+        topics.extend(unnamed);
         let asked = topics.into_iter().map(|(_, topic)| topic.clone()).collect();
         let ask = Ask { ask: number, term: self.term(), held, digests };
         self.out.push(Effect::Ask(ask.encode()));

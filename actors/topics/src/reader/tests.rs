@@ -1,5 +1,6 @@
 //! What a reader does with what arrives, one situation a test. Sequences of many are left to the simulated bus.
 
+mod colliding;
 mod returning;
 
 use groupcast_messages::{Ask, Cut, Delta, Nudge};
@@ -152,7 +153,7 @@ impl Desk {
 
     fn answer(&self, ask: &[u8]) -> Vec<Vec<u8>> {
         let replica = &self.writer.replica;
-        replica.answer(replica.needed_by(&self.reader.host), &Ask::decode(ask).unwrap(), 60_000)
+        replica.answer(&self.reader.host, replica.needed_by(&self.reader.host), &Ask::decode(ask).unwrap(), 60_000)
     }
 
     /// To the request among these.

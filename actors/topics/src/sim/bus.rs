@@ -15,6 +15,7 @@ use crate::convergence::{self, Convergence};
 use crate::node::{self, Node, Publish};
 use crate::random::Random;
 use crate::reader::{self, Reader};
+use crate::term::Reserved;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Peer {
@@ -123,7 +124,7 @@ pub struct World {
     pub(super) nodes: Vec<NodeState>,
     pub(super) connections: Map<Peer, Connection>,
     pub(super) stream: Option<Stream>,
-    pub(super) catalog_term: u64,
+    pub(super) reserved: Reserved,
     pub(super) history: History,
     pub(super) desired: Map<Topic, Document>,
     pub(super) desired_version: u64,
@@ -149,7 +150,7 @@ impl World {
             nodes: Vec::new(),
             connections: Map::default(),
             stream: None,
-            catalog_term: 0,
+            reserved: Reserved::default(),
             history: History::default(),
             desired: Map::default(),
             desired_version: 0,

@@ -163,12 +163,14 @@ impl World {
                     let head = self.stream.as_ref().and_then(|stream| stream.head.clone());
                     self.send(me, Message::Head(head));
                 }
-                Effect::ReserveTerm { at_least } if up => {
-                    let term = at_least.max(self.catalog_term + 1);
-                    self.catalog_term = term;
-                    let answer = (!self.chance(self.faults.confuse)).then_some(term);
-                    self.send(me, Message::Term(answer));
-                }
+                Effect::ReserveTerm { at_least, new_life } if up => match self.reserved.next(at_least, new_life) {
+                    Ok(reserved) => {
+                        self.reserved = reserved;
+                        let answer = (!self.chance(self.faults.confuse)).then_some(reserved);
+                        self.send(me, Message::Term(answer));
+                    }
+                    Err(why) => self.failure = Some(why.to_string()),
+                },
                 Effect::BeginLife { first } if up => {
                     // Sometimes on its way for long, sometimes without an answer.
                     let after = if self.chance(self.faults.confuse / 4) { self.random.below(3_000) } else { self.delay() };
@@ -180,7 +182,7 @@ impl World {
                     self.schedule(after, Step::ElectLeader);
                 }
                 Effect::ReadTerm if up && !self.chance(self.faults.lose) => {
-                    let term = self.catalog_term;
+                    let term = self.reserved.term();
                     self.send(me, Message::TermRead(term));
                 }
                 Effect::Publish(publish) if up => {

@@ -3,6 +3,7 @@
 use groupcast_policy::topic::Topic;
 
 use crate::node::{self, Fate, Request};
+use crate::term::Reserved;
 
 pub(super) enum Message {
     Lead {
@@ -29,7 +30,7 @@ pub(super) enum Message {
         payload: Vec<u8>,
     },
     Head(node::Head),
-    Term(Option<u64>),
+    Term(Option<Reserved>),
     TermRead(u64),
     LifeBegun(bool),
     Published {

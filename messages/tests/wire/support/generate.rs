@@ -156,13 +156,18 @@ fn revisions(random: &mut Random) -> Vec<(TopicHash, u64)> {
 
 fn state(random: &mut Random) -> HostState {
     let reason = text(random, 256);
-    match random.below(7) {
+    match random.below(9) {
         0 => HostState::Enforcing,
         1 => HostState::Failing { reason },
         2 => HostState::Frozen { reason },
         3 => HostState::Bypassed { reason },
         4 => HostState::Lockdown { reason },
         5 => HostState::Auditing { reason },
+        6 => {
+            let workloads: Vec<WorkloadId> = list(random, 3, |r| WorkloadId::new(&format!("w{}", r.below(1_000))).unwrap());
+            HostState::AuditingSome { total: workloads.len() as u32 + random.below(3) as u32, workloads, reason }
+        }
+        7 => HostState::DryRun,
         _ => HostState::Other(format!("later-{}", random.below(100))),
     }
 }

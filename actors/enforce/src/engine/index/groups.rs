@@ -46,7 +46,7 @@ impl<D: Documents> Step<'_, '_, D> {
                     self.parts.set(&name, None, &DesiredSet { kind, contents: Contents::Owned(elements) });
                 }
                 (Some(_), false, _) => self.parts.set_gone(&name),
-                // Named by its content: what is there is what it should be.
+                // Named by a hash of its content that nobody finds twice: what is there is what it should be.
                 _ => {}
             }
         }

@@ -61,7 +61,7 @@ impl<D: Documents> Step<'_, '_, D> {
         let wanted = self.placements().and_then(|placements| placements.get(id)).zip(inputs.attachments.get(id));
         let placed = wanted.and_then(|(placement, attached)| {
             let addresses = own_addresses(placement, &attached.attachment);
-            match self.index.owners.objection(placement, &attached.attachment, &addresses, inputs.settings) {
+            match self.index.owners.objection(id, &attached.attachment, &addresses, inputs.settings) {
                 Some(refusal) => {
                     self.index.refused.push(refusal);
                     None

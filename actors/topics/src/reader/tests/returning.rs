@@ -48,6 +48,25 @@ fn who_comes_back_subscribes_when_somebody_answers() {
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Subscribe(_))));
 }
 
+/// A host that came back while nobody led waited out its pause of up to eight seconds, though the next leader had a change for it.
+#[test]
+fn who_is_nudged_while_nobody_answers_makes_itself_known_at_once() {
+    let mut desk = Desk::joined();
+    desk.reader.handle(Event::Disconnected, desk.now_ms);
+    desk.reader.handle(Event::Connected, desk.now_ms);
+    let settings = Settings::default();
+    while desk.reader.deadline_ms().unwrap() < desk.now_ms + settings.knock_max_ms / 4 {
+        desk.now_ms = desk.reader.deadline_ms().unwrap();
+        desk.reader.handle(Event::Tick, desk.now_ms);
+    }
+    assert!(desk.reader.handle(Event::Nudge(b"noise"), desk.now_ms).is_empty());
+    let cut = desk.writer.replica.cut();
+    let nudged = desk.reader.handle(Event::Nudge(&Nudge { cut, should: Vec::new() }.encode()), desk.now_ms);
+    assert!(matches!(nudged[..], [Effect::Entropy(_)]), "{nudged:?}");
+    let due = desk.reader.deadline_ms().unwrap();
+    assert!(due > desk.now_ms && due <= desk.now_ms + settings.knock_min_ms, "the pauses begin anew");
+}
+
 /// Comes back, is let in, and asks.
 fn let_in() -> Desk {
     let mut desk = Desk::joined();
