@@ -224,7 +224,15 @@ impl User {
         let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let http = Client::builder().no_proxy().timeout(Duration::from_secs(120)).build().expect("a client");
         let mut user = Self { http, base, token: token.to_owned(), described: Described::default() };
-        let document = user.send("GET", "/openapi.json", &[], None).await.expect("an answer");
+        // A gateway that was just started does not listen yet.
+        let start = Instant::now();
+        let document = loop {
+            if let Some(answer) = user.send("GET", "/openapi.json", &[], None).await {
+                break answer;
+            }
+            assert!(start.elapsed() < DEADLINE, "nobody answers at {}", user.base);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
         user.described = Described::read(&document.body);
         user.ready().await;
         user
