@@ -6,6 +6,7 @@ use std::time::Duration;
 use async_nats::jetstream::{self, consumer::pull};
 use futures::TryStreamExt;
 use groupcast_bus_config::accounts::Role;
+use groupcast_bus_config::connect::{self, Options};
 use groupcast_bus_config::{streams, subjects};
 use groupcast_control::feed::{Anew, Feed, Health};
 use groupcast_control::log::Log;
@@ -101,4 +102,33 @@ async fn a_stream_is_followed_while_no_consumer_can_be_made() {
     }
     let why = tokio::time::timeout(DEADLINE, following).await.expect("in time").expect("it ends");
     assert!(matches!(why, Anew::Another { .. }), "{why}");
+}
+
+/// Every gateway said at its start that following is interrupted, was not ready once more, and made each consumer twice: it was asked how often
+/// it had connected while its first connection was on its way.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_connection_is_not_taken_for_another_one() {
+    let world = World::one().await;
+    let (client, _events) = world.connect(0, Role::Controller, "writer").await;
+    let subject = subjects::registry_workload(&"a".parse().expect("an id"));
+    jetstream::new(client.clone()).publish(subject, "x".into()).await.expect("sent").await.expect("stored");
+    for number in 0..10 {
+        let name = format!("follower{number}").parse().expect("an id");
+        let options = Options::new(&[world.url(0)], Role::Controller, &name).in_background();
+        let (background, _events) = connect::connect(options).await.expect("it is started");
+        let health = Health::default();
+        let begun = Feed::begin(Log::registry(background), subjects::REGISTRY_ALL, health.clone()).await;
+        let (mut feed, _) = begun.expect("it begins");
+        feed.next().await.expect("a message");
+        let mut changes = health.watch();
+        let following = tokio::spawn(async move { feed.next().await.map(|messages| messages.len()) });
+        let wait = changes.wait_for(Option::is_none);
+        tokio::time::timeout(DEADLINE, wait).await.expect("in time").expect("it is followed");
+        let stream = jetstream::new(client.clone()).get_stream(streams::REGISTRY.name).await.expect("the stream");
+        let consumers: Vec<String> = stream.consumer_names().try_collect().await.expect("consumers");
+        // AUDIT's is not among them; those of the rounds before are deleted below.
+        assert_eq!(consumers.len(), 1, "round {number}: {consumers:?}");
+        following.abort();
+        stream.delete_consumer(&consumers[0]).await.expect("deleted");
+    }
 }

@@ -137,8 +137,9 @@ pub struct Feed {
 impl Feed {
     /// Begins with the last version of everything; also the sequence of the last message there was.
     pub async fn begin(log: Log, filter: &'static str, health: Health) -> Result<(Self, u64), NoAnswer> {
-        let connects = log.connects();
         let head = log.head(LOOKED_WITHIN).await?;
+        // After the first answer: a client that was still connecting would take its first connection for another one.
+        let connects = log.connects();
         let last = log.last(filter).await?.map_or(0, |entry| entry.sequence);
         let messages = log.follow(filter, DeliverPolicy::LastPerSubject).await?;
         // The consumer is one of the stream that was looked at, unless that was replaced meanwhile.
